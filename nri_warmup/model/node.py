@@ -1,0 +1,33 @@
+"""What the kernel has to say of this host and of one container's cgroup, sampled before a decision that needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLevel:
+    """One memory cgroup on the way from the container to the root, as read. None: no such file, or no limit.
+
+    ``unreclaimable_bytes`` is anonymous memory + shmem + unreclaimable slab and kernel memory of the subtree.
+    """
+
+    path: str
+    limit_bytes: int | None = None
+    high_bytes: int | None = None
+    usage_bytes: int | None = None
+    unreclaimable_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """The host: memory available now (bytes), readahead of the device in question (bytes), cgroup layout."""
+
+    mem_total_bytes: int = 0
+    mem_available_bytes: int | None = None
+    eviction_threshold_bytes: int = 100 << 20
+    readahead_bytes: int = 128 << 10
+    cgroup_version: int = 0
+    """2, 1, or 0 where there is no memory controller at all."""
+    hook_usable: bool = False
+    hook_reason: str = "the OCI hook is not installed"
