@@ -18,7 +18,7 @@ class RequestError(WarmupError):
 
 
 class ConfigError(WarmupError):
-    """What the operator wrote cannot be understood. ``str()`` begins with the place: ``config.yaml: profiles[0].gate: …``."""
+    """What the operator wrote cannot be understood. ``str()`` begins with the place: ``config.yaml: …``."""
 
 
 class ProtocolError(WarmupError):

@@ -33,7 +33,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
-    """One OCI hook entry (runtime-spec, config.md "POSIX-platform Hooks"). ``stage`` is the spec's name: ``createRuntime``."""
+    """One OCI hook entry (runtime-spec, config.md "POSIX-platform Hooks"). ``stage`` is ``createRuntime`` or so."""
 
     stage: str
     path: str
@@ -51,7 +51,7 @@ class Rlimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustment:
-    """What is asked of the runtime at CreateContainer. Only what can neither fail the container nor be refused later."""
+    """What is asked of the runtime at CreateContainer. Only what cannot fail the container."""
 
     annotations: Pairs = ()
     mounts: tuple[Mount, ...] = ()
@@ -76,7 +76,7 @@ class WarmAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmFiles(WarmAction):
-    """Read files into the page cache. ``max_bytes`` is the operator's ceiling; the memory budget is found when it runs."""
+    """Read files into the page cache. ``max_bytes`` is the operator's ceiling; the budget is found when it runs."""
 
     patterns: tuple[str, ...]
     residency: Residency = Residency.INACTIVE

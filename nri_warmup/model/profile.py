@@ -71,7 +71,7 @@ class MatchExpression:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """All expressions must hold. ``containers`` are globs on container names; empty means any that sees a wanted file."""
+    """All expressions must hold. ``containers`` are globs on container names; empty: any that sees a wanted file."""
 
     profile: str
     match: tuple[MatchExpression, ...] = ()
@@ -92,7 +92,7 @@ class Limits:
     max_files: int = 10_000
     max_patterns: int = 64
     namespace_bytes: int | None = None
-    """Bytes that warm-ups of one namespace may have in flight or resident by our doing at one time; None means no quota."""
+    """Bytes that warm-ups of one namespace may have read for containers alive now; None means no quota."""
     namespace_jobs: int = 16
     """Warm-ups of one namespace at one time; the others wait."""
     jobs: int = 4

@@ -1,4 +1,4 @@
-"""What the workload's author asked for in annotations, parsed. Not yet allowed: policy cuts it to the operator's limits."""
+"""What the workload's author asked for in annotations, parsed; policy cuts it to the operator's limits."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Looks and counts, never changes anything."""
