@@ -1,10 +1,10 @@
 """Generate the ``_pb`` packages from the .proto files here, with the protoc inside grpcio-tools.
 
-``python proto/generate.py`` writes them; ``--check`` writes nothing and fails, naming the file, where what is checked in is not
-what this would write. Add a line to TARGETS for a new file: the package that speaks the messages owns the generated code.
+``python proto/generate.py`` writes them; ``--check`` writes nothing and fails, naming the file, where what is checked in
+is not what this would write. Add a line to TARGETS for a new file: the package that speaks the messages owns the code.
 
-Generated code refuses a protobuf runtime older than its generator, so a generator newer than the oldest protobuf we support
-(pyproject.toml) must not write: use ``grpcio-tools==1.76.*`` (protobuf 6.31) for that. Any version can ``--check``.
+Generated code refuses a protobuf runtime older than its generator, so a generator newer than the oldest protobuf we
+support (pyproject.toml) must not write: use ``grpcio-tools==1.76.*`` (protobuf 6.31) for that. Any version can check.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TARGETS = (
 
 RUNTIME_FLOOR = (6, 33)
 
-# The generator stamps its own version into the code. A newer grpcio-tools that writes the same messages is no difference.
+# The generator stamps its version into the code. A newer one that writes the same messages is no difference.
 _STAMP = re.compile(r"^# Protobuf Python Version: (\d+)\.(\d+)\.", re.M)
 _STAMPS = (
     re.compile(r"^# Protobuf Python Version: .*$", re.M),
