@@ -60,6 +60,7 @@ class Containerd:
         # Not below /tmp where that may be a tmpfs: there a file can neither be evicted nor read from a disk. Short: a
         # unix socket's path has at most 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix=f"nriw-{slot}-", dir=base or "/var/tmp"))
+        self.directory.chmod(0o711)  # the root of a user namespace passes through
         self.cgroup_parent = f"/nri-warmup-lab-{os.getpid()}-{slot.replace('.', '')}-{self.directory.name[-4:]}"
         self.socket = self.directory / "containerd.sock"
         self.nri_socket = self.directory / "nri.sock"
@@ -214,7 +215,7 @@ class Containerd:
         return "\n\n".join(tables) + "\n"
 
     def _network(self) -> dict[str, object]:
-        """For pods with a network of their own: a veth pair to the host, addresses of a range that no other lab uses."""
+        """For pods with a network of their own: a veth pair to the host, addresses hardly another lab uses."""
         third = int.from_bytes(self.directory.name[-4:].encode(), "big") % 250
         address = {"type": "host-local", "dataDir": f"{self.directory}/addresses", "subnet": f"10.213.{third}.0/24"}
         return {"cniVersion": "0.4.0", "name": "lab", "plugins": [{"type": "ptp", "ipam": address}]}

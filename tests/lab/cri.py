@@ -46,12 +46,14 @@ class Volume:
     source: str = ""
     image: str = ""
     readonly: bool = True
+    mapped: bool = True
+    """Whether a user namespace sees the files' owners through its id mapping (containerd 1.7 cannot do that)."""
 
     def message(self, identity: Sequence[pb.IDMapping]) -> pb.Mount:
         mount = pb.Mount(container_path=self.target, host_path=self.source, readonly=self.readonly)
         if self.image:
             mount.image.image = mount.image.user_specified_image = self.image
-        elif identity:
+        elif identity and self.mapped:
             mount.uidMappings.extend(identity)
             mount.gidMappings.extend(identity)
         return mount

@@ -59,7 +59,7 @@ mirror() {
 from_suite() {
     local suite=$1 package=$2 slot=$3 binary=$4 apt uri deb dir keyring key
     if [ -x "$cache/$slot/$binary" ] && [ -z "${LAB_REFRESH:-}" ]; then
-        say "$slot: $(basename "$(dirname "$(dirname "$(readlink -f "$cache/$slot")")")") (cached)"
+        say "$slot: $(basename "$(dirname "$(readlink "$cache/$slot")")") (cached)"
         return
     fi
     uri=$(mirror)
@@ -180,5 +180,5 @@ component) component ;;
 demo) demo ;;
 test) tests ;;
 critest) critest ;;
-*) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+*) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
