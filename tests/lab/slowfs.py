@@ -1,7 +1,7 @@
 """A FUSE file system with one file, as slow as asked: a warm-up on it can be met half-way, and a read on it can hang.
 
-``SlowFs(directory, size, bytes_per_s)`` mounts it and serves it from a process of its own. ``file`` holds ``size`` bytes;
-between ``hold()`` and ``release()`` reads are not answered: whoever reads then hangs, and not even a kill ends that.
+``SlowFs(directory, size, bytes_per_s)`` mounts it and serves it from a process of its own. ``file`` holds ``size``
+bytes; between ``hold()`` and ``release()`` reads are not answered: whoever reads then hangs, and no kill ends that.
 The kernel protocol is that of include/uapi/linux/fuse.h, version 7.31; only what one read-only file needs is answered.
 """
 
@@ -101,7 +101,7 @@ class SlowFs:
         self.file = directory / NAME.decode()
         self._hold = directory.with_name(directory.name + ".hold")
         directory.mkdir(parents=True, exist_ok=True)
-        arguments = [str(directory), str(size), str(bytes_per_s), str(self._hold)]
+        command = [sys.executable, "-m", "tests.lab.slowfs", directory, str(size), str(bytes_per_s), self._hold]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.lab.slowfs", *arguments], cwd=Path(__file__).parents[2]
         )
