@@ -1,4 +1,4 @@
-"""The hook as the runtime runs it: a process, a state on stdin, pipes for output; and a daemon that says what a test wants."""
+"""The hook as the runtime runs it (a process, a state on stdin, pipes), and a daemon that says what a test wants."""
 
 from __future__ import annotations
 
