@@ -1,7 +1,8 @@
 """Generate the ``_pb`` packages from the .proto files here, with the protoc inside grpcio-tools.
 
 ``python proto/generate.py`` writes them; ``--check`` writes nothing and fails, naming the file, where what is
-checked in is not what this would write. Add a line to TARGETS for a new file: the package that speaks the messages owns the code.
+checked in is not what this would write. Add a line to TARGETS for a new file: the package that speaks the messages
+owns the code.
 
 Generated code refuses a protobuf runtime older than its generator, so a generator newer than the oldest protobuf we
 support (pyproject.toml) must not write: use ``grpcio-tools==1.76.*`` (protobuf 6.31) for that. Any version can check.
