@@ -26,7 +26,7 @@ import grpc
 from tests.lab import leftovers
 from tests.lab.cri import Cri, until
 from tests.lab.image import write_image
-from tests.lab.store import containerd_binaries, program
+from tests.lab.store import containerd_binaries, program, table
 
 PAUSE = "localhost/lab-pause:1"
 _UNUSED = [
@@ -34,12 +34,6 @@ _UNUSED = [
     "io.containerd.tracing.processor.v1.otlp",
     "io.containerd.internal.v1.tracing",
 ]
-
-
-def _table(path: str, /, **values: object) -> str:
-    """One TOML table; JSON's scalars and lists are TOML's too."""
-    lines = [f"[{path}]"] if path else []
-    return "\n".join([*lines, *(f"{key} = {json.dumps(value)}" for key, value in values.items())])
 
 
 class Containerd:
@@ -186,6 +180,10 @@ class Containerd:
         archive.unlink()
         until(f"image {name}", lambda: name in self.cri.images(), 20)
 
+    def stored(self, path: str) -> list[Path]:
+        """The real files of that path in unpacked image layers."""
+        return list(self.directory.glob(f"root/io.containerd.snapshotter.v1.overlayfs/snapshots/*/fs/{path}"))
+
     def ctr(self, *arguments: str) -> str:
         command = [str(self.binaries.directory / "ctr"), "-a", str(self.socket), "-n", "k8s.io", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -200,16 +198,16 @@ class Containerd:
         version = self.binaries.config_version
         unused = [name for name in _UNUSED if version == 3 or "erofs" not in name]
         tables = [
-            _table(
+            table(
                 "",
                 version=self.binaries.config_version,
                 root=f"{at}/root",
                 state=f"{at}/state",
                 disabled_plugins=unused,
             ),
-            _table("grpc", address=str(self.socket)),
-            _table('plugins."io.containerd.internal.v1.opt"', path=f"{at}/opt"),
-            _table('plugins."io.containerd.nri.v1.nri"', **(self._nri_defaults() | self._nri)),
+            table("grpc", address=str(self.socket)),
+            table('plugins."io.containerd.internal.v1.opt"', path=f"{at}/opt"),
+            table('plugins."io.containerd.nri.v1.nri"', **(self._nri_defaults() | self._nri)),
             *(self._cri_version_2() if version == 2 else self._cri_version_3()),
         ]
         return "\n\n".join(tables) + "\n"
@@ -231,32 +229,32 @@ class Containerd:
     def _cri_version_2(self) -> list[str]:
         cri = 'plugins."io.containerd.grpc.v1.cri"'
         return [
-            _table(cri, sandbox_image=PAUSE, restrict_oom_score_adj=True, disable_apparmor=True),
-            _table(f"{cri}.cni", bin_dir="/usr/lib/cni", conf_dir=f"{self.directory}/cni"),
-            _table(f"{cri}.containerd", snapshotter="overlayfs", default_runtime_name="runc"),
+            table(cri, sandbox_image=PAUSE, restrict_oom_score_adj=True, disable_apparmor=True),
+            table(f"{cri}.cni", bin_dir="/usr/lib/cni", conf_dir=f"{self.directory}/cni"),
+            table(f"{cri}.containerd", snapshotter="overlayfs", default_runtime_name="runc"),
             *self._runtimes(f"{cri}.containerd.runtimes"),
         ]
 
     def _cri_version_3(self) -> list[str]:
         images, runtime = 'plugins."io.containerd.cri.v1.images"', 'plugins."io.containerd.cri.v1.runtime"'
         return [
-            _table(images, snapshotter="overlayfs"),
-            _table(f"{images}.pinned_images", sandbox=PAUSE),
-            _table(
+            table(images, snapshotter="overlayfs"),
+            table(f"{images}.pinned_images", sandbox=PAUSE),
+            table(
                 runtime,
                 restrict_oom_score_adj=True,
                 disable_apparmor=True,
                 enable_unprivileged_ports=False,
                 enable_unprivileged_icmp=False,
             ),
-            _table(f"{runtime}.cni", bin_dirs=["/usr/lib/cni"], conf_dir=f"{self.directory}/cni"),
-            _table(f"{runtime}.containerd", default_runtime_name="runc"),
+            table(f"{runtime}.cni", bin_dirs=["/usr/lib/cni"], conf_dir=f"{self.directory}/cni"),
+            table(f"{runtime}.containerd", default_runtime_name="runc"),
             *self._runtimes(f"{runtime}.containerd.runtimes"),
         ]
 
     def _runtimes(self, prefix: str) -> list[str]:
         tables = []
         for name, path in self._handlers.items():
-            tables.append(_table(f"{prefix}.{name}", runtime_type="io.containerd.runc.v2"))
-            tables.append(_table(f"{prefix}.{name}.options", BinaryName=str(path), SystemdCgroup=False))
+            tables.append(table(f"{prefix}.{name}", runtime_type="io.containerd.runc.v2"))
+            tables.append(table(f"{prefix}.{name}.options", BinaryName=str(path), SystemdCgroup=False))
         return tables

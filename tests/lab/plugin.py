@@ -52,6 +52,8 @@ class PluginProcess:
             "--log-level=debug",
             *arguments,
         ]
+        self.stopped_well = False
+        """Ended by SIGTERM with exit code 0: then it has removed its sockets."""
         self._process: subprocess.Popen[bytes] | None = None
         self._seen: dict[tuple[int, int], leftovers.Process] = {}
 
@@ -92,13 +94,14 @@ class PluginProcess:
 
     def stop(self) -> int:
         """SIGTERM; gives the exit code."""
-        assert self._process is not None
+        if self._process is None:
+            return 0
         if self.alive():
             self.note_helpers()
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
             try:
-                return self._process.wait(15)
+                self.stopped_well = self._process.wait(15) == 0
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -120,7 +123,9 @@ class PluginProcess:
         return found
 
     def left(self, timeout_s: float = 5.0) -> list[str]:
-        """After its end: processes and sockets of it that are still there once ``timeout_s`` has passed."""
+        """After its end: processes of it that are still there once ``timeout_s`` has passed."""
+        if self._process is None:
+            return []
         end = time.monotonic() + timeout_s
         while True:
             found = [f"{process.pid}: {process.command}" for process in self._seen.values() if process.alive()]

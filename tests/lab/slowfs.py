@@ -102,9 +102,7 @@ class SlowFs:
         self._hold = directory.with_name(directory.name + ".hold")
         directory.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "tests.lab.slowfs", directory, str(size), str(bytes_per_s), self._hold]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.lab.slowfs", *arguments], cwd=Path(__file__).parents[2]
-        )
+        self._process = subprocess.Popen([str(part) for part in command], cwd=Path(__file__).parents[2])
         until("the slow file system", lambda: os.path.ismount(directory), 20)
 
     def hold(self) -> None:

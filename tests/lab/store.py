@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -80,3 +81,9 @@ def probe_binary() -> Path:
         fresh.replace(out)
         stamp.write_bytes(source.read_bytes())
     return out
+
+
+def table(path: str, /, **values: object) -> str:
+    """One TOML table of a runtime's configuration; JSON's scalars and lists are TOML's too."""
+    lines = [f"[{path}]"] if path else []
+    return "\n".join([*lines, *(f"{key} = {json.dumps(value)}" for key, value in values.items())])

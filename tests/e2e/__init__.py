@@ -1,0 +1,1 @@
+"""The plugin on real container runtimes, driven through CRI in kubelet's place."""
