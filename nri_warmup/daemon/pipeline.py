@@ -1,0 +1,262 @@
+"""THE FILE TO READ FIRST: what happens to one container, from the runtime's event to the outcome.
+
+    CreateContainer  ->  decide (pure)           ->  adjustment in the reply, plan in the registry
+    StartContainer   ->  reply at once           ->  a task: queue, budget, worker in the container's cgroup, outcome
+    StopContainer    ->  cancel                  ->  nothing of ours holds the container's files any more
+    Synchronize      ->  reply, then the same    ->  containers that started while we were away, marked late
+
+A reply is computed from values in memory, in milliseconds; work happens after it. Whatever fails here, the container
+starts. The rooms know nothing of each other; only this module sees both sides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from nri_warmup.daemon import logs
+from nri_warmup.daemon.registry import Entry, Registry, WarmedLog
+from nri_warmup.daemon.warmup import Warmer
+from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, LifecycleEvent, Pod, Runtime
+from nri_warmup.model.node import NodeState
+from nri_warmup.model.outcome import Outcome, OutcomeState
+from nri_warmup.model.plan import Adjustment, WarmupPlan
+from nri_warmup.model.profile import Config
+from nri_warmup.observe.metrics import Registry as Metrics
+from nri_warmup.policy.decide import decide
+from nri_warmup.policy.interest import interest_tokens
+
+_BEGINS = frozenset({EventKind.POST_CREATE_CONTAINER, EventKind.START_CONTAINER, EventKind.POST_START_CONTAINER})
+_ALIVE = frozenset({ContainerState.CREATED, ContainerState.RUNNING, ContainerState.PAUSED, ContainerState.UNKNOWN})
+
+
+class Pipeline:
+    """Implements ``nri.client.Handler``. Owns the registry; asks policy; hands plans to the warmer."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        node: NodeState,
+        warmer: Warmer,
+        metrics: Metrics,
+        warmed: WarmedLog,
+        on_config_text: Callable[[str], Config | None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.registry = Registry()
+        self.runtime = Runtime()
+        self.connected = False
+        self._node = node
+        self._warmer = warmer
+        self._metrics = metrics
+        self._warmed = warmed
+        self._on_config_text = on_config_text
+        self._clock = clock
+        self.use_config(config)
+
+    def use_config(self, config: Config) -> None:
+        """From the next event on; plans already made stay as they were made."""
+        self.config = config
+        self._interest = interest_tokens(config)
+        self._warmer.use_limits(config)
+
+    def use_node(self, node: NodeState) -> None:
+        self._node = node
+
+    # -- what the runtime's side asks ------------------------------------------------------------------------------
+
+    def interest(self) -> tuple[frozenset[bytes], ...]:
+        return self._interest
+
+    def is_tracked(self, container_id: str) -> bool:
+        return container_id in self.registry
+
+    def is_tracked_pod(self, pod_id: str) -> bool:
+        return self.registry.has_pod(pod_id)
+
+    def on_config(self, text: str) -> None:
+        if text and (config := self._on_config_text(text)) is not None:
+            self.use_config(config)
+
+    def on_connected(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.connected = True
+        self._metrics.set("nri_warmup_connected", 1)
+        self._metrics.clear("nri_warmup_runtime_info")
+        self._metrics.set("nri_warmup_runtime_info", 1, name=runtime.name, version=runtime.version)
+        logs.info(
+            "registered",
+            runtime=runtime.name,
+            version=runtime.version,
+            nri=".".join(map(str, runtime.nri_version)),
+            request_timeout_s=runtime.request_timeout_s,
+        )
+
+    def on_disconnected(self, reason: str) -> None:
+        self.connected = False
+        self._metrics.set("nri_warmup_connected", 0)
+        self._metrics.inc("nri_warmup_disconnects_total")
+        logs.warning("connection to the runtime lost", reason=reason)
+
+    def on_skipped(self, kind: EventKind) -> None:
+        self._metrics.inc("nri_warmup_events_total", kind=kind.value, decoded="false")
+
+    def on_create(self, event: LifecycleEvent) -> Adjustment:
+        self._metrics.inc("nri_warmup_events_total", kind=event.kind.value, decoded="true")
+        assert event.container is not None
+        started = self._clock()
+        entry = self._plan(event.pod, event.container)
+        self._metrics.observe("nri_warmup_create_reply_seconds", self._clock() - started)
+        return entry.plan.adjustment
+
+    def on_event(self, event: LifecycleEvent) -> Awaitable[None] | None:
+        self._metrics.inc("nri_warmup_events_total", kind=event.kind.value, decoded="true")
+        if event.kind in (EventKind.STOP_POD_SANDBOX, EventKind.REMOVE_POD_SANDBOX):
+            for member in self.registry.of_pod(event.pod.id):
+                self._leave(member, removed=event.kind is EventKind.REMOVE_POD_SANDBOX)
+            return None
+        container = event.container
+        if container is None:
+            return None
+        entry = self.registry.get(container.id)
+        if event.kind in (EventKind.STOP_CONTAINER, EventKind.REMOVE_CONTAINER):
+            if entry is not None:
+                self._leave(entry, removed=event.kind is EventKind.REMOVE_CONTAINER)
+            return None
+        if event.kind in _BEGINS and container.pid > 0:
+            if entry is None:
+                entry = self._plan(event.pod, container)
+                if not entry.plan.is_empty:
+                    self._missed(entry)
+            self._begin(entry, container)
+        return None
+
+    def on_synchronize(self, containers: Sequence[tuple[Pod, Container]], totals: tuple[int, int]) -> None:
+        self._metrics.inc("nri_warmup_events_total", kind=EventKind.SYNCHRONIZE.value, decoded="true")
+        alive = {container.id for _, container in containers}
+        for entry in self.registry:
+            if entry.container.id not in alive:
+                self._leave(entry, removed=True)
+        self._warmed.retain(alive)
+        for pod, container in containers:
+            if container.state not in _ALIVE or container.id in self.registry:
+                continue
+            entry = self._plan(pod, container)
+            if entry.plan.is_empty:
+                continue
+            if container.id in self._warmed:
+                entry.state = OutcomeState.DONE
+            elif container.pid > 0:
+                self._missed(entry)
+                self._begin(entry, container)
+        logs.info("synchronized", pods=totals[0], containers=totals[1], of_interest=len(containers))
+
+    # -- what happens to one container -----------------------------------------------------------------------------
+
+    def _plan(self, pod: Pod, container: Container) -> Entry:
+        plan = decide(pod, container, self.config, self.runtime, self._node)
+        entry = Entry(pod=pod, container=container, plan=plan)
+        self._metrics.inc("nri_warmup_plans_total", profile=plan.profile or "", gate=plan.gate.value)
+        for reason in plan.reasons:
+            self._metrics.inc("nri_warmup_reasons_total", kind=reason.kind.value, code=reason.code)
+        if plan.is_empty:
+            entry.state = OutcomeState.SKIPPED
+            self.registry.history.append(entry)
+            _log_entry(logs.debug, "nothing to do", entry, why="; ".join(map(str, plan.reasons)))
+        else:
+            self.registry.add(entry)
+            self._metrics.set("nri_warmup_containers_tracked", len(self.registry))
+            _log_entry(logs.info, "planned", entry, why="; ".join(map(str, plan.reasons)))
+        return entry
+
+    def _missed(self, entry: Entry) -> None:
+        entry.late = True
+        self._metrics.inc("nri_warmup_missed_total")
+
+    def _begin(self, entry: Entry, container: Container) -> None:
+        """Open the container's window, once: the event that first carries a pid wins."""
+        if entry.plan.is_empty or entry.began_s is not None or entry.state is not None:
+            return
+        entry.began_s = self._clock()
+        entry.state = OutcomeState.QUEUED
+        entry.container = replace(entry.container, pid=container.pid)
+        entry.task = asyncio.get_running_loop().create_task(self._run(entry), name=f"warm-{entry.container.id[:12]}")
+
+    async def _run(self, entry: Entry) -> Outcome:
+        try:
+            outcome = await self._warmer.warm(entry)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logs.LOG.exception("warm-up failed")
+            outcome = Outcome(state=OutcomeState.FAILED, reason=f"{type(error).__name__}: {error}")
+        self._finish(entry, outcome)
+        return outcome
+
+    def _finish(self, entry: Entry, outcome: Outcome) -> None:
+        began = entry.began_s if entry.began_s is not None else self._clock()
+        outcome = replace(outcome, late=entry.late, seconds=self._clock() - began)
+        entry.outcome, entry.state = outcome, outcome.state
+        metrics = self._metrics
+        metrics.inc(
+            "nri_warmup_warmups_total",
+            outcome=outcome.state.value,
+            profile=entry.plan.profile or "",
+            late="true" if entry.late else "false",
+        )
+        metrics.observe("nri_warmup_warmup_seconds", outcome.seconds)
+        metrics.inc("nri_warmup_wanted_bytes_total", outcome.wanted_bytes)
+        metrics.inc("nri_warmup_read_bytes_total", outcome.read_bytes)
+        metrics.inc("nri_warmup_owned_bytes_total", outcome.owned_bytes or 0)
+        if outcome.state is not OutcomeState.CONTAINER_GONE:
+            self._warmed.add(entry.container.id)
+        _log_entry(
+            logs.info,
+            "warm-up ended",
+            entry,
+            outcome=outcome.state.value,
+            reason=outcome.reason or "-",
+            seconds=round(outcome.seconds, 3),
+            coverage=outcome.coverage,
+            read_bytes=outcome.read_bytes,
+            owned=outcome.owned,
+            late=entry.late,
+        )
+
+    def _leave(self, entry: Entry, *, removed: bool) -> None:
+        """The container is stopping: let go of everything of it within a second."""
+        if entry.task is not None and not entry.task.done():
+            self._warmer.cancel(entry)
+        if entry.state is None:
+            entry.state = OutcomeState.CONTAINER_GONE
+        if removed:
+            self.registry.remove(entry.container.id)
+            self._warmer.forget(entry)
+            self._metrics.set("nri_warmup_containers_tracked", len(self.registry))
+
+    async def close(self) -> None:
+        """Cancel what runs and wait for it; containers go on."""
+        tasks = [entry.task for entry in self.registry if entry.task is not None and not entry.task.done()]
+        for entry in self.registry:
+            self._warmer.cancel(entry)
+        if tasks:
+            await asyncio.wait(tasks, timeout=3.0)
+
+
+def plan_now(pod: Pod, container: Container, config: Config, node: NodeState) -> WarmupPlan:
+    """The same decision for a container that no runtime told us of (``exec``, hooks without a daemon)."""
+    return decide(pod, container, config, Runtime(), node)
+
+
+def _log_entry(write: Callable[..., None], message: str, entry: Entry, **fields: object) -> None:
+    write(
+        message,
+        container=entry.container.id[:12],
+        pod=f"{entry.pod.namespace}/{entry.pod.name}",
+        name=entry.container.name,
+        profile=entry.plan.profile or "-",
+        **fields,
+    )
