@@ -18,7 +18,14 @@ class RequestError(WarmupError):
 
 
 class ConfigError(WarmupError):
-    """What the operator wrote cannot be understood. ``str()`` begins with the place: ``config.yaml: …``."""
+    """What the operator wrote cannot be understood. ``str()`` begins with the place: ``config.yaml: limits.jobs: …``.
+
+    ``place`` is the part inside the file alone (``limits.jobs``), for whoever can turn it into a line.
+    """
+
+    def __init__(self, message: str, *, place: str = "") -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class ProtocolError(WarmupError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMGTPE]i?|)B?")
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*([kKMGTPE]i?|)B?")
 _SIZE_UNITS = {
     "": 1,
     "k": 1000,
@@ -26,7 +26,7 @@ _SIZE_UNITS = {
     "Pi": 1 << 50,
     "Ei": 1 << 60,
 }
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|h|m|s)")
+_DURATION_PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|us|µs|h|m|s)")
 _DURATION_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 MAX_BYTES = (1 << 63) - 1
@@ -73,9 +73,11 @@ def render_duration(seconds: float) -> str:
     """90.0 -> ``"1m30s"``; below a second in milliseconds."""
     if seconds < 0:
         return "-" + render_duration(-seconds)
-    if seconds < 1:
+    if seconds == 0:
+        return "0s"
+    if seconds < 0.9995:
         return f"{seconds * 1000:.3g}ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.3g}s"
     whole = round(seconds)
     hours, rest = divmod(whole, 3600)

@@ -31,3 +31,10 @@ class NodeState:
     """2, 1, or 0 where there is no memory controller at all."""
     hook_usable: bool = False
     hook_reason: str = "the OCI hook is not installed"
+    hook_path: str = ""
+    """The hook's executable as the runtime sees it, where ``hook_usable``."""
+    hook_running: bool = False
+    """The event came from our own OCI hook, which holds the entrypoint already: nothing is left to inject."""
+    control_socket: str = "/run/nri-warmup/control.sock"
+    start_gate_left_s: float | None = None
+    """What is left of the host's budget for holding StartContainer; None where nothing of it has been used."""

@@ -29,8 +29,10 @@ class WarmupRequest:
     residency: Residency | None = None
     max_bytes: int | None = None
     opt_out: bool = False
+    named: bool = False
+    """At least one annotation is addressed to this container by name, not to the pod as a whole."""
     complaints: tuple[Complaint, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        return self == WarmupRequest(complaints=self.complaints)
+        return self == WarmupRequest(complaints=self.complaints, named=self.named)
