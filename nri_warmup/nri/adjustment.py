@@ -6,6 +6,7 @@ know are dropped there without a word, and some removals have no effect in any v
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from nri_warmup.nri._pb.nri_pb2 import ContainerAdjustment, ContainerUpdate, LinuxResources
+
+LOG = logging.getLogger("nri_warmup.nri")
 
 M = TypeVar("M", bound="Message")
 
@@ -55,6 +58,18 @@ _MEMORY_WITHOUT_EFFECT = (
     "disable_oom_killer",
     "use_hierarchy",
 )
+
+
+def make_safe(adjust: ContainerAdjustment, version: Version) -> None:
+    """Drop repeated keys from an adjustment, and log that and what a runtime of this version will not do."""
+    report("adjustment", dedupe_adjustment(adjust), review_adjustment(adjust, version))
+
+
+def report(what: str, dropped: list[str], warnings: list[str]) -> None:
+    if dropped:
+        LOG.warning("%s: only the last of repeated keys was kept: %s", what, ", ".join(dropped))
+    for warning in warnings:
+        LOG.warning("%s: %s", what, warning)
 
 
 def dedupe_adjustment(adjust: ContainerAdjustment) -> list[str]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from nri_warmup.model.lifecycle import Container, EventKind, LifecycleEvent, Pod, Runtime
 from nri_warmup.model.plan import Adjustment
@@ -22,9 +22,6 @@ from nri_warmup.nri.plugin import Plugin
 from nri_warmup.nri.scan import Interest, SyncSieve, event_number, id_inside, matches
 from nri_warmup.nri.stub import Backoff, Stub
 from nri_warmup.nri.versions import RuntimeInfo
-
-if TYPE_CHECKING:
-    from nri_warmup.nri._pb import nri_pb2 as pb
 
 LOG = logging.getLogger("nri_warmup.nri")
 
@@ -139,6 +136,7 @@ class _Bridge(Plugin):
         self._launched = launched
         self._wall_clock = wall_clock
         self._sieve: SyncSieve | None = None
+        self._nri_version = RuntimeInfo().nri_version
         self.counts: dict[EventKind, int] = {}
         self.status = ConnectionStatus(since=wall_clock())
 
@@ -149,6 +147,7 @@ class _Bridge(Plugin):
 
     def configure(self, config: str, runtime: RuntimeInfo) -> None:
         self._sieve = None
+        self._nri_version = runtime.nri_version
         self._handler.on_config(config)
 
     def connected(self, runtime: RuntimeInfo) -> None:
@@ -190,11 +189,11 @@ class _Bridge(Plugin):
 
     # -- events ----------------------------------------------------------------------------------------------------
 
-    def raw_event(self, method: str, payload: bytes) -> bytes | None:
+    def raw_event(self, method: str, payload: bytes) -> bytes | Awaitable[bytes] | None:
         """The fast path: b"" for whatever cannot concern us."""
         if method == "CreateContainer":
             if matches(self._handler.interest(), payload):
-                return None
+                return self._create(payload)
             return self._skip(EventKind.CREATE_CONTAINER)
         if method == "StateChange":
             number = event_number(payload)
@@ -213,7 +212,7 @@ class _Bridge(Plugin):
         else:
             wanted = self._handler.is_tracked(id_inside(payload, pod_field + 1))
         if wanted or (kind in _OPENING and matches(self._handler.interest(), payload)):
-            return None
+            return self._deliver(kind, method, payload)
         return self._skip(kind)
 
     def _skip(self, kind: EventKind) -> bytes:
@@ -229,76 +228,36 @@ class _Bridge(Plugin):
             self._sieve = SyncSieve()
         return MORE if self._sieve.add(payload) else b""
 
-    def create_container(self, pod: pb.PodSandbox, container: pb.Container) -> pb.ContainerAdjustment | None:
-        kind = EventKind.CREATE_CONTAINER
-        self._count(kind)
+    def _create(self, payload: bytes) -> bytes:
+        self._count(EventKind.CREATE_CONTAINER)
         translate = _translate()
         try:
-            event = LifecycleEvent(
-                kind=kind, pod=translate.parse_pod(pod), container=translate.parse_container(container, kind)
-            )
-            adjust: pb.ContainerAdjustment | None = translate.render_adjustment(self._handler.on_create(event))
+            event = translate.parse_event(EventKind.CREATE_CONTAINER, "CreateContainer", payload)
+            reply: bytes = translate.render_create_reply(self._handler.on_create(event), self._nri_version)
         except Exception:
-            self._handler_failed(kind, container.id)
-            return None
-        return adjust
+            self._handler_failed(EventKind.CREATE_CONTAINER)
+            return b""
+        return reply
 
-    def _deliver(self, kind: EventKind, pod: pb.PodSandbox, container: pb.Container | None) -> Awaitable[None] | None:
+    def _deliver(self, kind: EventKind, method: str, payload: bytes) -> bytes | Awaitable[bytes]:
         self._count(kind)
-        translate = _translate()
         try:
-            event = LifecycleEvent(
-                kind=kind,
-                pod=translate.parse_pod(pod),
-                container=translate.parse_container(container, kind) if container is not None else None,
-            )
-            held = self._handler.on_event(event)
+            held = self._handler.on_event(_translate().parse_event(kind, method, payload))
         except Exception:
-            self._handler_failed(kind, container.id if container is not None else pod.id)
-            return None
-        return None if held is None else self._hold(kind, event, held)
+            self._handler_failed(kind)
+            return b""
+        return b"" if held is None else self._hold(kind, held)
 
-    async def _hold(self, kind: EventKind, event: LifecycleEvent, held: Awaitable[Any]) -> None:
+    async def _hold(self, kind: EventKind, held: Awaitable[Any]) -> bytes:
         try:
             await held
         except Exception:
-            self._handler_failed(kind, event.container.id if event.container is not None else event.pod.id)
+            self._handler_failed(kind)
+        return b""
 
-    def _handler_failed(self, kind: EventKind, object_id: str) -> None:
+    def _handler_failed(self, kind: EventKind) -> None:
         self.status = replace(self.status, handler_errors=self.status.handler_errors + 1)
-        LOG.exception("%s of %s failed here; the runtime goes on", kind.value, object_id)
-
-    def run_pod_sandbox(self, pod: pb.PodSandbox) -> Awaitable[None] | None:
-        return self._deliver(EventKind.RUN_POD_SANDBOX, pod, None)
-
-    def stop_pod_sandbox(self, pod: pb.PodSandbox) -> Awaitable[None] | None:
-        return self._deliver(EventKind.STOP_POD_SANDBOX, pod, None)
-
-    def remove_pod_sandbox(self, pod: pb.PodSandbox) -> Awaitable[None] | None:
-        return self._deliver(EventKind.REMOVE_POD_SANDBOX, pod, None)
-
-    def post_create_container(self, pod: pb.PodSandbox, container: pb.Container) -> Awaitable[None] | None:
-        return self._deliver(EventKind.POST_CREATE_CONTAINER, pod, container)
-
-    def start_container(self, pod: pb.PodSandbox, container: pb.Container) -> Awaitable[None] | None:
-        return self._deliver(EventKind.START_CONTAINER, pod, container)
-
-    def post_start_container(self, pod: pb.PodSandbox, container: pb.Container) -> Awaitable[None] | None:
-        return self._deliver(EventKind.POST_START_CONTAINER, pod, container)
-
-    def update_container(
-        self, pod: pb.PodSandbox, container: pb.Container, resources: pb.LinuxResources
-    ) -> Awaitable[None] | None:
-        return self._deliver(EventKind.UPDATE_CONTAINER, pod, container)
-
-    def post_update_container(self, pod: pb.PodSandbox, container: pb.Container) -> Awaitable[None] | None:
-        return self._deliver(EventKind.POST_UPDATE_CONTAINER, pod, container)
-
-    def stop_container(self, pod: pb.PodSandbox, container: pb.Container) -> Awaitable[None] | None:
-        return self._deliver(EventKind.STOP_CONTAINER, pod, container)
-
-    def remove_container(self, pod: pb.PodSandbox, container: pb.Container) -> Awaitable[None] | None:
-        return self._deliver(EventKind.REMOVE_CONTAINER, pod, container)
+        LOG.exception("%s failed here; the runtime goes on", kind.value)
 
 
 _KIND_BY_NUMBER = {int(event): kind for event, kind in KINDS.items() if event}

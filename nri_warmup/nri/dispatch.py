@@ -6,13 +6,12 @@ wire.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nri_warmup.errors import RemoteProtocolError
-from nri_warmup.nri.adjustment import dedupe_adjustment, dedupe_updates, review_adjustment
+from nri_warmup.nri.adjustment import dedupe_updates, make_safe, report
 from nri_warmup.nri.events import METHODS, POD_EVENTS, Event
 from nri_warmup.nri.plugin import Plugin
 from nri_warmup.nri.versions import RuntimeInfo
@@ -20,8 +19,6 @@ from nri_warmup.ttrpc.wire import VARINT, fields
 
 if TYPE_CHECKING:
     from nri_warmup.nri._pb import nri_pb2 as pb
-
-LOG = logging.getLogger("nri_warmup.nri")
 
 MORE = b"\x10\x01"
 """A SynchronizeResponse that asks for the next part."""
@@ -103,7 +100,7 @@ class Dispatcher:
             adjust, updates = result if isinstance(result, tuple) else (result, ())
             if not isinstance(adjust, pb.ContainerAdjustment):
                 raise TypeError(f"create_container returned {type(adjust).__name__}, not a ContainerAdjustment")
-            self._report("adjustment", dedupe_adjustment(adjust), review_adjustment(adjust, self.runtime.nri_version))
+            make_safe(adjust, self.runtime.nri_version)
             reply = pb.CreateContainerResponse(update=self._updates(updates))
             if adjust.ByteSize():
                 reply.adjust.CopyFrom(adjust)
@@ -132,14 +129,8 @@ class Dispatcher:
 
     def _updates(self, updates: Sequence[Any]) -> list[Any]:
         kept, dropped = dedupe_updates(updates)
-        self._report("updates", dropped, [])
+        report("updates", dropped, [])
         return kept
-
-    def _report(self, what: str, dropped: list[str], warnings: list[str]) -> None:
-        if dropped:
-            LOG.warning("%s: only the last of repeated keys was kept: %s", what, ", ".join(dropped))
-        for warning in warnings:
-            LOG.warning("%s: %s", what, warning)
 
 
 def _decode(message_type: Any, payload: bytes) -> Any:

@@ -9,65 +9,62 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 _POLL_S = 0.2
+_LEAST_POLL_S = 0.005
 _IDLE_ROUNDS = 10
 
 
-class Ticket:
-    """One guarded call: ``on_late`` runs in the guard's thread at ``deadline`` (monotonic) unless disarmed before."""
+class Guarded(Protocol):
+    """A call under guard: ``on_late`` runs in the guard's thread at ``deadline`` (monotonic) unless disarmed before."""
 
-    __slots__ = ("deadline", "on_late")
+    @property
+    def deadline(self) -> float: ...
 
-    def __init__(self, deadline: float, on_late: Callable[[], None]) -> None:
-        self.deadline = deadline
-        self.on_late = on_late
+    def on_late(self) -> None: ...
 
 
 class DeadlineGuard:
-    """Whoever takes a ticket out, the handler's side by ``disarm`` or the thread, is the one to reply."""
+    """Whoever takes a call out, the handler's side by ``disarm`` or the thread, is the one to reply."""
 
     def __init__(self) -> None:
-        self._tickets: set[Ticket] = set()
-        self._lock = threading.Lock()
+        # Adding to and popping from a dict are atomic, which is all the locking that arming an event may cost.
+        self._armed: dict[Guarded, None] = {}
         self._wake = threading.Event()
         self._parked = True
         self._poll_s = _POLL_S
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def arm(self, deadline: float, on_late: Callable[[], None]) -> Ticket:
-        ticket = Ticket(deadline, on_late)
-        # A sleeping thread has to look again before this deadline, however short the runtime's timeouts are.
-        self._poll_s = min(self._poll_s, max((deadline - time.monotonic()) / 4, 0.005))
-        with self._lock:
-            self._tickets.add(ticket)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="nri-deadline", daemon=True)
-            self._thread.start()
+    def arm(self, call: Guarded, budget_s: float) -> None:
+        """``budget_s`` is the time until the call's deadline: a sleeping thread has to look again before it is over."""
+        if budget_s < 4 * self._poll_s:
+            self._poll_s = max(budget_s / 4, _LEAST_POLL_S)
+        self._armed[call] = None
         if self._parked:
-            self._wake.set()
-        return ticket
+            self._unpark()
 
-    def disarm(self, ticket: Ticket) -> bool:
+    def disarm(self, call: Guarded) -> bool:
         """True for the one who is to reply; False where the thread has replied already."""
-        with self._lock:
-            if ticket in self._tickets:
-                self._tickets.remove(ticket)
-                return True
-            return False
+        return self._armed.pop(call, self) is None
 
     def close(self) -> None:
         self._closed = True
         self._wake.set()
 
+    def _unpark(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="nri-deadline", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
     def _watch(self) -> None:
         idle = 0
         while not self._closed:
-            with self._lock:
-                ticket = min(self._tickets, key=lambda each: each.deadline, default=None)
-            if ticket is None:
+            self._parked = False
+            call = min(list(self._armed), key=lambda each: each.deadline, default=None)
+            if call is None:
                 idle += 1
                 if idle > _IDLE_ROUNDS:
                     self._park()
@@ -76,15 +73,14 @@ class DeadlineGuard:
                     time.sleep(self._poll_s)
                 continue
             idle = 0
-            wait = ticket.deadline - time.monotonic()
+            wait = call.deadline - time.monotonic()
             if wait > 0:
                 time.sleep(min(wait, self._poll_s))
-            elif self.disarm(ticket):
-                ticket.on_late()
+            elif self.disarm(call):
+                call.on_late()
 
     def _park(self) -> None:
         self._wake.clear()
         self._parked = True
-        if not self._tickets:
+        if not self._armed:
             self._wake.wait()
-        self._parked = False

@@ -131,10 +131,10 @@ class Plugin:
 
     # -- hooks into the stub ---------------------------------------------------------------------------------------
 
-    def raw_event(self, method: str, payload: bytes) -> bytes | None:
+    def raw_event(self, method: str, payload: bytes) -> bytes | Awaitable[bytes] | None:
         """Sees a request before it is decoded. Bytes are the reply's payload; None has it decoded and dispatched.
 
-        For plugins that must be fast on events that do not concern them. Called on the event loop, guarded by nothing.
+        For plugins that must be fast on events that do not concern them.
         """
         return None
 

@@ -18,14 +18,15 @@ import inspect
 import logging
 import socket
 import time
+from collections.abc import Awaitable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from nri_warmup.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from nri_warmup.nri.dispatch import MORE, Dispatcher, UnknownMethod, event_of
-from nri_warmup.nri.events import PLUGIN_SERVICE, RUNTIME_SERVICE, Event
-from nri_warmup.nri.guard import DeadlineGuard, Ticket
+from nri_warmup.nri.events import METHODS, PLUGIN_SERVICE, RUNTIME_SERVICE, Event
+from nri_warmup.nri.guard import DeadlineGuard
 from nri_warmup.nri.link import Link
 from nri_warmup.nri.plugin import Plugin
 from nri_warmup.nri.versions import RuntimeInfo, parse_configure
@@ -37,15 +38,20 @@ LOG = logging.getLogger("nri_warmup.nri")
 
 
 class Request:
-    """One call of the runtime that waits for its reply; ``ticket`` decides who sends it."""
+    """One call of the runtime that waits for its reply, under the guard that decides who sends it."""
 
-    __slots__ = ("done", "event", "stream", "ticket")
+    __slots__ = ("deadline", "done", "event", "method", "session", "stream")
 
-    def __init__(self, stream: int, event: Event) -> None:
+    def __init__(self, session: Session, stream: int, method: str, deadline: float) -> None:
+        self.session = session
         self.stream = stream
-        self.event = event
-        self.ticket: Ticket | None = None
+        self.method = method
+        self.event: Event | None = None
+        self.deadline = deadline
         self.done = False
+
+    def on_late(self) -> None:
+        self.session.late(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,44 +189,57 @@ class Session:
         if method == "Configure":
             self._configure(stream, payload)
             return
+        now = time.monotonic()
         if method == "Synchronize" and self._sync_began is None:
-            self._sync_began = time.monotonic()
+            self._sync_began = now
+        budget = self._budget_s(call.timeout_ns)
+        request = Request(self, stream, method, now + budget)
+        self._guard.arm(request, budget)
+        token = CURRENT.set(request)
         try:
-            raw = self._plugin.raw_event(method, payload)
-        except Exception as error:
-            LOG.exception("raw_event failed on %s", method)
-            self._link.write(self._connection.reply(stream))
-            if method == "Synchronize":
-                self._sync_answered(more=False, failed=str(error))
-            return
-        if raw is not None:
-            self._link.write(self._connection.reply(stream, raw))
-            if method == "Synchronize":
-                self._sync_answered(more=raw == MORE)
-            return
-        try:
-            event = event_of(method, payload)
-        except UnknownMethod:
-            if method == "Shutdown":
-                self._link.write(self._connection.reply(stream))
+            result = self._plugin.raw_event(method, payload)
+            if result is None:
+                result = self._decoded(request, payload)
+            if isinstance(result, bytes):
+                self._answer(request, result)
             else:
-                self._refuse(stream, Code.UNIMPLEMENTED, f"method {method}")
-            return
+                self._await(request, result)
+        except Exception as error:
+            self._failed(request, error)
+        finally:
+            CURRENT.reset(token)
+
+    def _decoded(self, request: Request, payload: bytes) -> bytes | Awaitable[Any]:
+        """What the plugin's own method for the event says, rendered unless it has to be awaited."""
+        try:
+            request.event = event = event_of(request.method, payload)
+        except UnknownMethod:
+            if request.method != "Shutdown" and self._claim(request):
+                self._refuse(request.stream, Code.UNIMPLEMENTED, f"method {request.method}")
+            return b""
         if event is None:
-            self._link.write(self._connection.reply(stream))
-            return
-        self._handle(Request(stream, event), self._deadline(call.timeout_ns), method, payload)
+            return b""
+        prepared = self._dispatcher.prepare(event, request.method, payload)
+        if isinstance(prepared, bytes):
+            return prepared
+        result = self._dispatcher.invoke(prepared)
+        if inspect.isawaitable(result):
+            return self._rendered(event, result)
+        return self._dispatcher.render(event, result)
+
+    async def _rendered(self, event: Event, result: Awaitable[Any]) -> bytes:
+        return self._dispatcher.render(event, await result)
 
     def _refuse(self, stream: int, code: Code, text: str) -> None:
         LOG.warning("refused a call of the runtime: %s is not implemented here", text)
         self._link.write(self._connection.reply_error(stream, code, f"{text} is not implemented"))
 
-    def _deadline(self, timeout_ns: int) -> float:
-        """When a reply has to be on its way: the margin before the runtime's own timer, or half of a short one."""
+    def _budget_s(self, timeout_ns: int) -> float:
+        """How long a reply may take: until the margin before the runtime's own timer, or half of a short one."""
         timeout = self.runtime.request_timeout_s
-        if timeout_ns > 0:
-            timeout = min(timeout, timeout_ns / 1e9)
-        return time.monotonic() + max(timeout - self._margin_s, timeout / 2)
+        if 0 < timeout_ns < timeout * 1e9:
+            timeout = timeout_ns / 1e9
+        return max(timeout - self._margin_s, timeout / 2)
 
     # -- handshake --------------------------------------------------------------------------------------------------
 
@@ -277,82 +296,66 @@ class Session:
         except Exception:
             LOG.exception("%s failed", name)
 
-    # -- events -----------------------------------------------------------------------------------------------------
+    # -- replies ----------------------------------------------------------------------------------------------------
 
-    def _handle(self, request: Request, deadline: float, method: str, payload: bytes) -> None:
-        request.ticket = self._guard.arm(deadline, lambda: self._late(request))
-        token = CURRENT.set(request)
-        result: Any = None
-        try:
-            prepared = self._dispatcher.prepare(request.event, method, payload)
-            result = prepared if isinstance(prepared, bytes) else self._dispatcher.invoke(prepared)
-            if inspect.isawaitable(result):
-                # Made here, so that the task inherits CURRENT.
-                task = asyncio.ensure_future(result)
-                self._tasks.add(task)
-                task.add_done_callback(lambda done: self._task_done(request, done))
-                return
-            if not isinstance(result, bytes):
-                result = self._dispatcher.render(request.event, result)
-        except Exception as error:
-            self._failed(request, error)
-        else:
-            self._answer(request, result)
-        finally:
-            CURRENT.reset(token)
+    def _await(self, request: Request, awaitable: Awaitable[bytes]) -> None:
+        # Made inside the handler's context, so that the task inherits CURRENT. Never cancelled: it may await work that
+        # is to go on after the reply.
+        task = asyncio.ensure_future(awaitable)
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._task_done(request, done))
 
-    def _task_done(self, request: Request, task: asyncio.Future[Any]) -> None:
+    def _task_done(self, request: Request, task: asyncio.Future[bytes]) -> None:
         self._tasks.discard(task)
         error = asyncio.CancelledError("cancelled") if task.cancelled() else task.exception()
         if error is not None:
             self._failed(request, error)
-            return
-        try:
-            payload = self._dispatcher.render(request.event, task.result())
-        except Exception as caught:
-            self._failed(request, caught)
         else:
-            self._answer(request, payload)
+            self._answer(request, task.result())
 
     def _claim(self, request: Request) -> bool:
         """Whether the reply is ours to send: not if the guard was first, nor if nobody is there to get it."""
-        ours = request.ticket is not None and self._guard.disarm(request.ticket) and not self._link.is_closed
         request.done = True
-        return ours
+        return self._guard.disarm(request) and not self._link.is_closed
 
     def _answer(self, request: Request, payload: bytes) -> None:
         if not self._claim(request):
             return
         if len(payload) + 8 > MAX_SEND:
-            LOG.error("the reply to %s has %d bytes, which no runtime takes", request.event.name, len(payload))
+            LOG.error("the reply to %s has %d bytes, which no runtime takes", request.method, len(payload))
         self._link.write(self._connection.reply(request.stream, payload))
-        if request.event is Event.SYNCHRONIZE:
+        if request.method == "Synchronize":
             self._sync_answered(more=payload == MORE)
 
     def _failed(self, request: Request, error: BaseException) -> None:
         """A handler raised: the runtime goes on without us, or, for what fails closed, hears an error."""
-        LOG.error("%s failed: %s", request.event.name, error, exc_info=error)
+        LOG.error("%s failed: %s", _name(request), error, exc_info=error)
         if self._claim(request):
             self._reply_safely(request, Code.UNKNOWN, f"{type(error).__name__}: {error}")
 
-    def _late(self, request: Request) -> None:
+    def late(self, request: Request) -> None:
         """The deadline has come. Runs in the guard's thread; the loop's thread may be inside the handler."""
         request.done = True
-        LOG.error("the handler of %s is late; answered for it before the runtime's timeout", request.event.name)
+        LOG.error("the handler of %s is late; answered for it before the runtime's timeout", _name(request))
         self._reply_safely(request, Code.DEADLINE_EXCEEDED, "the plugin did not answer in time")
 
     def _reply_safely(self, request: Request, code: Code, text: str) -> None:
-        if request.event in self._plugin.fail_closed:
+        event = request.event or METHODS.get(request.method)
+        if event in self._plugin.fail_closed:
             reply = self._connection.reply_error(request.stream, code, text)
         else:
             reply = self._connection.reply(request.stream)
         self._link.write(reply)
-        if request.event is Event.SYNCHRONIZE:
+        if request.method == "Synchronize":
             # Closing is the business of the loop's thread, when it is free.
             self._link.later(self._sync_failed, text)
 
     def _sync_failed(self, text: str) -> None:
         self._sync_answered(more=False, failed=text)
+
+
+def _name(request: Request) -> str:
+    return request.method if request.event is None else request.event.method_name
 
 
 class CallFailed(LocalProtocolError):

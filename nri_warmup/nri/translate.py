@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from google.protobuf.message import DecodeError
 
 from nri_warmup.errors import RemoteProtocolError
-from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, Mount, Pairs, Pod
+from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, LifecycleEvent, Mount, Pod
 from nri_warmup.model.plan import Adjustment
 from nri_warmup.nri._pb import nri_pb2 as pb
+from nri_warmup.nri.adjustment import make_safe
+from nri_warmup.nri.versions import Version
 
 _STATES = (
     ContainerState.UNKNOWN,
@@ -16,6 +20,8 @@ _STATES = (
     ContainerState.RUNNING,
     ContainerState.STOPPED,
 )
+
+POD_KINDS = frozenset({EventKind.RUN_POD_SANDBOX, EventKind.STOP_POD_SANDBOX, EventKind.REMOVE_POD_SANDBOX})
 
 # By the time of these the process is gone and its number may be another's.
 _PID_IS_STALE = frozenset({EventKind.STOP_CONTAINER, EventKind.REMOVE_CONTAINER})
@@ -49,21 +55,22 @@ def parse_pod(message: pb.PodSandbox) -> Pod:
 
 
 def parse_container(message: pb.Container, kind: EventKind) -> Container:
-    labels: Pairs = tuple(sorted(message.labels.items()))
-    annotations: Pairs = tuple(sorted(message.annotations.items()))
+    annotations = dict(message.annotations)
+    labels = dict(message.labels)
     linux = message.linux
-    memory = linux.resources.memory
+    limit = linux.resources.memory.limit.value
+    image = message.image
     state = _STATES[message.state] if 0 <= message.state < len(_STATES) else ContainerState.UNKNOWN
     stale = kind in _PID_IS_STALE or state is ContainerState.STOPPED
     return Container(
         id=message.id,
         pod_id=message.pod_sandbox_id,
-        name=message.name or _first(message.labels, message.annotations, _NAME_KEY),
-        image=message.image.name or next((message.annotations[k] for k in _IMAGE_KEYS if k in message.annotations), ""),
-        image_digest=message.image.digest,
+        name=message.name or labels.get(_NAME_KEY) or annotations.get(_NAME_KEY, ""),
+        image=image.name or _image_name(annotations),
+        image_digest=image.digest,
         state=state,
-        labels=labels,
-        annotations=annotations,
+        labels=tuple(sorted(labels.items())),
+        annotations=tuple(sorted(annotations.items())),
         args=tuple(message.args),
         env=tuple(message.env),
         mounts=tuple(
@@ -74,9 +81,39 @@ def parse_container(message: pb.Container, kind: EventKind) -> Container:
         ),
         namespaces=tuple([(n.type, n.path) for n in linux.namespaces]),
         cgroups_path=linux.cgroups_path,
-        memory_limit_bytes=memory.limit.value if memory.HasField("limit") and memory.limit.value > 0 else None,
+        memory_limit_bytes=limit if limit > 0 else None,
         pid=0 if stale else message.pid,
     )
+
+
+def _image_name(annotations: dict[str, str]) -> str:
+    for key in _IMAGE_KEYS:
+        if key in annotations:
+            return annotations[key]
+    return ""
+
+
+def parse_event(kind: EventKind, method: str, payload: bytes) -> LifecycleEvent:
+    """The event of a request, in either form. Raises RemoteProtocolError."""
+    try:
+        message = _request_type(method).FromString(payload)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"{method}: {error}") from None
+    pod = parse_pod(message.pod)
+    if kind in POD_KINDS:
+        return LifecycleEvent(kind=kind, pod=pod)
+    return LifecycleEvent(kind=kind, pod=pod, container=parse_container(message.container, kind))
+
+
+def _request_type(method: str) -> Any:
+    found = _REQUEST_TYPES.get(method)
+    if found is None:
+        name = "StateChangeEvent" if method == "StateChange" else f"{method}Request"
+        found = _REQUEST_TYPES[method] = getattr(pb, name)
+    return found
+
+
+_REQUEST_TYPES: dict[str, Any] = {}
 
 
 def parse_listed(pod: bytes, container: bytes) -> tuple[Pod, Container]:
@@ -91,28 +128,28 @@ def parse_listed(pod: bytes, container: bytes) -> tuple[Pod, Container]:
     return parse_pod(pod_message), parse_container(container_message, EventKind.SYNCHRONIZE)
 
 
-def render_adjustment(adjustment: Adjustment) -> pb.ContainerAdjustment | None:
-    """None for an empty one: an empty reply claims nothing and cannot conflict."""
+def render_create_reply(adjustment: Adjustment, nri_version: Version) -> bytes:
+    """The CreateContainerResponse that asks for this, with every key once and what is too new for the runtime reported.
+
+    Empty bytes for an empty adjustment: that claims nothing and cannot conflict with another plugin.
+    """
     if adjustment.is_empty:
-        return None
-    message = pb.ContainerAdjustment(
-        annotations=dict(adjustment.annotations),
-        mounts=[
-            pb.Mount(destination=m.destination, source=m.source, type=m.type, options=m.options)
-            for m in adjustment.mounts
-        ],
-        env=[pb.KeyValue(key=key, value=value) for key, value in adjustment.env],
-        rlimits=[pb.POSIXRlimit(type=r.type, hard=r.hard, soft=r.soft) for r in adjustment.rlimits],
-    )
+        return b""
+    message = pb.CreateContainerResponse()
+    adjust = message.adjust
+    for key, value in adjustment.annotations:
+        adjust.annotations[key] = value
+    for key, value in adjustment.env:
+        adjust.env.add(key=key, value=value)
+    for m in adjustment.mounts:
+        adjust.mounts.add(destination=m.destination, source=m.source, type=m.type, options=m.options)
+    for r in adjustment.rlimits:
+        adjust.rlimits.add(type=r.type, hard=r.hard, soft=r.soft)
     for hook in adjustment.hooks:
-        entry = getattr(message.hooks, _HOOK_STAGES[hook.stage]).add(path=hook.path, args=hook.args, env=hook.env)
+        entry = getattr(adjust.hooks, _HOOK_STAGES[hook.stage]).add(path=hook.path, args=hook.args, env=hook.env)
         if hook.timeout_s is not None:
             entry.timeout.value = hook.timeout_s
-    return message
-
-
-def _first(labels: object, annotations: object, key: str) -> str:
-    for mapping in (labels, annotations):
-        if key in mapping:  # type: ignore[operator]
-            return str(mapping[key])  # type: ignore[index]
-    return ""
+    if adjustment.env or adjustment.mounts or adjustment.rlimits:
+        # Annotations are a map and hooks accumulate: neither can repeat or be too new.
+        make_safe(adjust, nri_version)
+    return message.SerializeToString()
