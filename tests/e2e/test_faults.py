@@ -1,5 +1,7 @@
-"""What goes wrong on a node, made to go wrong. Always: the container runs, the plugin is registered still or again, status
-tells what happened, and (the bed sees to that) nothing of ours is left.
+"""What goes wrong on a node, made to go wrong.
+
+Always: the container runs, the plugin is registered still or again, status tells what happened, and nothing of ours is
+left, which the bed sees to.
 """
 
 from __future__ import annotations

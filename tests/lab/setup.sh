@@ -5,6 +5,7 @@
 #   demo       runc, containerd 1.7
 #   test       component, and containerd 1.7, 2.1 and 2.4, a C compiler, a runc that can do user namespaces, CNI plugins
 #   critest    test, and crictl, critest, a registry on loopback
+#   crio       test, and what CRI-O needs beside it (CRI-O itself is in no Debian suite)
 # Cache: ${XDG_CACHE_HOME:-~/.cache}/nri-warmup-lab. containerd/SLOT there is a link to a directory that holds
 # containerd, containerd-shim-runc-v2 and ctr; the directory's name carries the version. LAB_REFRESH=1 asks the suites again.
 set -eu
@@ -172,6 +173,12 @@ critest() {
     cri_tools
 }
 
+crio() {
+    tests
+    need conmon=conmon skopeo=skopeo
+    command -v "${CRIO_BIN:-crio}" >/dev/null || die "no crio on PATH; name one in CRIO_BIN"
+}
+
 mkdir -p "$cache"
 exec 9>"$cache/.lock"
 flock 9
@@ -180,5 +187,6 @@ component) component ;;
 demo) demo ;;
 test) tests ;;
 critest) critest ;;
-*) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+crio) crio ;;
+*) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
