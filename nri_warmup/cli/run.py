@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics-socket", default=paths.METRICS_SOCKET, help="Prometheus page (default %(default)s)")
     parser.add_argument("--metrics-tcp", default="", metavar="HOST:PORT", help="the same over TCP; off by default")
     parser.add_argument("--state-dir", default=paths.STATE_DIR, help="what survives a restart (default %(default)s)")
+    parser.add_argument(
+        "--hook", default=paths.HOOK, help="the OCI hook's executable, for gate: hook (default %(default)s)"
+    )
     parser.add_argument("--root", default="/", help=argparse.SUPPRESS)
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
@@ -51,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         metrics_socket=args.metrics_socket,
         metrics_tcp=_tcp(args.metrics_tcp),
         state_dir=args.state_dir,
+        hook=args.hook,
         root=args.root,
         log_level=args.log_level,
         log_format=args.log_format,

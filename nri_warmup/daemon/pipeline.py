@@ -17,13 +17,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from nri_warmup.daemon import logs
+from nri_warmup.daemon.hookhealth import HookHealth
 from nri_warmup.daemon.registry import Entry, Registry, WarmedLog
+from nri_warmup.daemon.startgate import StartGate
 from nri_warmup.daemon.warmup import Warmer
 from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, LifecycleEvent, Pod, Runtime
 from nri_warmup.model.node import NodeState
 from nri_warmup.model.outcome import Outcome, OutcomeState
 from nri_warmup.model.plan import Adjustment, WarmupPlan
-from nri_warmup.model.profile import Config
+from nri_warmup.model.profile import Config, Gate
 from nri_warmup.observe.metrics import Registry as Metrics
 from nri_warmup.policy.decide import decide
 from nri_warmup.policy.interest import interest_tokens
@@ -43,6 +45,7 @@ class Pipeline:
         warmer: Warmer,
         metrics: Metrics,
         warmed: WarmedLog,
+        hooks: HookHealth | None = None,
         on_config_text: Callable[[str], Config | None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,6 +56,8 @@ class Pipeline:
         self._warmer = warmer
         self._metrics = metrics
         self._warmed = warmed
+        self._hooks = hooks
+        self._start_gate = StartGate(clock)
         self._on_config_text = on_config_text
         self._clock = clock
         self.use_config(config)
@@ -65,6 +70,11 @@ class Pipeline:
 
     def use_node(self, node: NodeState) -> None:
         self._node = node
+
+    def node_now(self, *, in_hook: bool = False) -> NodeState:
+        """What is known of the host, with what may be different at every decision."""
+        node = self._hooks.overlay(self._node) if self._hooks is not None else self._node
+        return replace(node, hook_running=in_hook, start_gate_left_s=self._start_gate.left_s())
 
     # -- what the runtime's side asks ------------------------------------------------------------------------------
 
@@ -87,6 +97,8 @@ class Pipeline:
         self._metrics.set("nri_warmup_connected", 1)
         self._metrics.clear("nri_warmup_runtime_info")
         self._metrics.set("nri_warmup_runtime_info", 1, name=runtime.name, version=runtime.version)
+        if self._hooks is not None:
+            self._hooks.runtime_connected(runtime.name)
         logs.info(
             "registered",
             runtime=runtime.name,
@@ -126,19 +138,23 @@ class Pipeline:
             if entry is not None:
                 self._leave(entry, removed=event.kind is EventKind.REMOVE_CONTAINER)
             return None
+        if event.kind is EventKind.POST_CREATE_CONTAINER and entry is not None:
+            self._created(entry)
         if event.kind in _BEGINS and container.pid > 0:
             if entry is None:
                 entry = self._plan(event.pod, container)
                 if not entry.plan.is_empty:
                     self._missed(entry)
             self._begin(entry, container)
+            if event.kind is EventKind.START_CONTAINER and entry.plan.gate is Gate.START and entry.task is not None:
+                return self._hold_start(entry, entry.task)
         return None
 
     def on_synchronize(self, containers: Sequence[tuple[Pod, Container]], totals: tuple[int, int]) -> None:
         self._metrics.inc("nri_warmup_events_total", kind=EventKind.SYNCHRONIZE.value, decoded="true")
         alive = {container.id for _, container in containers}
         for entry in self.registry:
-            if entry.container.id not in alive:
+            if entry.container.id not in alive and not entry.by_hook:
                 self._leave(entry, removed=True)
         self._warmed.retain(alive)
         for pod, container in containers:
@@ -156,9 +172,9 @@ class Pipeline:
 
     # -- what happens to one container -----------------------------------------------------------------------------
 
-    def _plan(self, pod: Pod, container: Container) -> Entry:
-        plan = decide(pod, container, self.config, self.runtime, self._node)
-        entry = Entry(pod=pod, container=container, plan=plan)
+    def _plan(self, pod: Pod, container: Container, *, in_hook: bool = False) -> Entry:
+        plan = decide(pod, container, self.config, self.runtime, self.node_now(in_hook=in_hook))
+        entry = Entry(pod=pod, container=container, plan=plan, by_hook=in_hook)
         self._metrics.inc("nri_warmup_plans_total", profile=plan.profile or "", gate=plan.gate.value)
         for reason in plan.reasons:
             self._metrics.inc("nri_warmup_reasons_total", kind=reason.kind.value, code=reason.code)
@@ -176,18 +192,45 @@ class Pipeline:
         entry.late = True
         self._metrics.inc("nri_warmup_missed_total")
 
-    def _begin(self, entry: Entry, container: Container) -> None:
+    def plan_in_hook(self, pod: Pod, container: Container) -> Entry:
+        """A container that only our OCI hook told us of."""
+        self._metrics.inc("nri_warmup_events_total", kind=EventKind.CREATE_RUNTIME.value, decoded="true")
+        return self._plan(pod, container, in_hook=True)
+
+    def begin_in_hook(self, entry: Entry, pid: int, rootfs: str) -> None:
+        """Open the window before the container has pivoted into ``rootfs``; the StartContainer event finds it open."""
+        self._begin(entry, replace(entry.container, pid=pid), chroot=rootfs)
+
+    def gone(self, entry: Entry) -> None:
+        """The process of a container that no runtime reports on has ended."""
+        if self.registry.get(entry.container.id) is entry:
+            self._leave(entry, removed=True)
+
+    def _created(self, entry: Entry) -> None:
+        if not entry.created and entry.plan.adjustment.hooks and self._hooks is not None:
+            self._hooks.created()
+        entry.created = True
+
+    async def _hold_start(self, entry: Entry, task: asyncio.Task[Outcome]) -> None:
+        began = self._clock()
+        if not await self._start_gate.hold(task, entry.plan.hold_s):
+            _log_entry(logs.info, "StartContainer let go before all was warm", entry)
+        self._metrics.inc("nri_warmup_start_hold_seconds_total", self._clock() - began)
+
+    def _begin(self, entry: Entry, container: Container, *, chroot: str = "") -> None:
         """Open the container's window, once: the event that first carries a pid wins."""
         if entry.plan.is_empty or entry.began_s is not None or entry.state is not None:
             return
         entry.began_s = self._clock()
         entry.state = OutcomeState.QUEUED
         entry.container = replace(entry.container, pid=container.pid)
-        entry.task = asyncio.get_running_loop().create_task(self._run(entry), name=f"warm-{entry.container.id[:12]}")
+        entry.task = asyncio.get_running_loop().create_task(
+            self._run(entry, chroot), name=f"warm-{entry.container.id[:12]}"
+        )
 
-    async def _run(self, entry: Entry) -> Outcome:
+    async def _run(self, entry: Entry, chroot: str) -> Outcome:
         try:
-            outcome = await self._warmer.warm(entry)
+            outcome = await self._warmer.warm(entry, chroot=chroot)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -232,6 +275,8 @@ class Pipeline:
             self._warmer.cancel(entry)
         if entry.state is None:
             entry.state = OutcomeState.CONTAINER_GONE
+            if entry.plan.adjustment.hooks and not entry.created and not entry.late and self._hooks is not None:
+                self._hooks.undone()
         if removed:
             self.registry.remove(entry.container.id)
             self._warmer.forget(entry)

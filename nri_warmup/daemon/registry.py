@@ -37,6 +37,11 @@ class Entry:
     outcome: Outcome | None = None
     task: asyncio.Task[Outcome] | None = None
     held_by_hook: bool = False
+    """Our OCI hook holds its entrypoint now."""
+    by_hook: bool = False
+    """No runtime told us of it, only the hook; nor will one tell of its end."""
+    created: bool = False
+    """PostCreateContainer was seen: the runtime took our adjustment."""
 
 
 class Registry:

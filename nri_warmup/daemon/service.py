@@ -16,11 +16,14 @@ from nri_warmup.config import default_config
 from nri_warmup.daemon import logs, paths
 from nri_warmup.daemon.configfile import parse_config, read_config
 from nri_warmup.daemon.control import ControlServer, Message
+from nri_warmup.daemon.gate import GateKeeper
+from nri_warmup.daemon.hookhealth import HookHealth
 from nri_warmup.daemon.node import read_node_state
 from nri_warmup.daemon.notify import notify, watchdog_interval_s
 from nri_warmup.daemon.pipeline import Pipeline
 from nri_warmup.daemon.registry import WarmedLog
 from nri_warmup.daemon.status import render_status
+from nri_warmup.daemon.veto import read_hook_veto
 from nri_warmup.daemon.warmup import Warmer
 from nri_warmup.errors import ConfigError
 from nri_warmup.inject.zygote import Injector
@@ -48,6 +51,7 @@ class Options:
     metrics_socket: str = paths.METRICS_SOCKET
     metrics_tcp: tuple[str, int] | None = None
     state_dir: str = paths.STATE_DIR
+    hook: str = paths.HOOK
     root: str = "/"
     log_level: str = "info"
     log_format: str = "text"
@@ -73,6 +77,7 @@ class Service:
         state_dir = _writable_dir(options.state_dir)
         self.injector = Injector()
         self.warmer = Warmer(injector=self.injector, root=root, metrics=self.metrics)
+        self.hooks = HookHealth(options.hook, options.control_socket, self._read_hook_veto)
         self.pipeline = Pipeline(
             config=load_config(options),
             node=read_node_state(root),
@@ -80,7 +85,9 @@ class Service:
             metrics=self.metrics,
             warmed=WarmedLog(f"{state_dir}/warmed" if state_dir else None),
             on_config_text=self._config_from_runtime,
+            hooks=self.hooks,
         )
+        self.gates = GateKeeper(self.pipeline, root, self.metrics)
         self.client = NriClient(
             self.pipeline,
             socket_path=options.nri_socket,
@@ -91,7 +98,10 @@ class Service:
         self.exporter = Exporter(
             {"/metrics": self._metrics_page, "/healthz": self._healthz_page, "/readyz": self._readyz_page}
         )
-        self.control = ControlServer(options.control_socket, {"status": self._status, "reload": self._reload})
+        self.control = ControlServer(
+            options.control_socket,
+            {"status": self._status, "reload": self._reload, "gate": self.gates.operation},
+        )
         self._root = root
         self._stop = asyncio.Event()
         self._config_stamp = _stamp(options.config_path)
@@ -102,6 +112,7 @@ class Service:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload_config)
         await self.injector.start()
+        await self.hooks.check()
         try:
             await self._open_sockets()
             return await self._serve()
@@ -174,11 +185,16 @@ class Service:
         while True:
             await asyncio.sleep(_CONFIG_POLL_S)
             ticks += 1
+            await self.hooks.check()
             if _stamp(self.options.config_path) != self._config_stamp:
                 self._reload_config()
             if ticks * _CONFIG_POLL_S >= _NODE_POLL_S:
                 ticks = 0
                 self.pipeline.use_node(read_node_state(self._root))
+
+    def _read_hook_veto(self, runtime: str) -> str:
+        launched = self.options.launched_fd is not None
+        return read_hook_veto(self._root, runtime, self.options.nri_socket, pid=os.getppid() if launched else None)
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 

@@ -119,6 +119,11 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric(name="nri_warmup_gates_total", kind="counter", help="OCI hooks answered.", labels=(("result", _ANY),)),
     Metric(
+        name="nri_warmup_start_hold_seconds_total",
+        kind="counter",
+        help="Time that gate start held StartContainer, and with it the runtime: a bounded share of wall time.",
+    ),
+    Metric(
         name="nri_warmup_gate_hold_seconds",
         kind="histogram",
         help="Time that an OCI hook held an entrypoint.",
@@ -141,13 +146,13 @@ class Registry:
             m.name: [0.0] * (len(m.buckets) + 2) for m in TABLE if m.kind == "histogram"
         }
 
-    def inc(self, name: str, by: float = 1.0, **labels: str) -> None:
+    def inc(self, name: str, by: float = 1.0, /, **labels: str) -> None:
         """Add to a counter or gauge. KeyError for a name or label that TABLE does not have."""
         series = self._values[name]
         key = self._key(name, labels)
         series[key] = series.get(key, 0.0) + by
 
-    def set(self, name: str, value: float, **labels: str) -> None:
+    def set(self, name: str, value: float, /, **labels: str) -> None:
         self._values[name][self._key(name, labels)] = value
 
     def clear(self, name: str) -> None:
@@ -165,7 +170,7 @@ class Registry:
             cells[-2] += 1
         cells[-1] += value
 
-    def value(self, name: str, **labels: str) -> float | None:
+    def value(self, name: str, /, **labels: str) -> float | None:
         return self._values[name].get(self._key(name, labels))
 
     def _key(self, name: str, labels: dict[str, str]) -> LabelValues:

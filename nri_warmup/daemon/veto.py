@@ -1,0 +1,159 @@
+"""Whether the runtime's configuration forbids plugins to inject OCI hooks. NRI itself does not tell.
+
+containerd 2.2 and later, and CRI-O, have a built-in validator with ``reject_oci_hook_adjustment``: with it every
+creation that we add a hook to fails. So the files are read that the running runtime was started with: its process is
+found by name, its command line tells the file, and the file's NRI socket tells one runtime of a host from another. What
+cannot be found or read forbids nothing; ``hookhealth.py`` then learns from the first refusal.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nri_warmup.errors import KernelError
+from nri_warmup.kernel.root import Root
+
+DEFAULT_NRI_SOCKET = "/var/run/nri/nri.sock"
+_MAX_FILES = 200
+_NRI_PLUGIN = "io.containerd.nri.v1.nri"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """How a runtime is called, where its configuration is, and what is said in it."""
+
+    program: str
+    config: str
+    directory: str = ""
+    options: tuple[str, ...] = ("-c", "--config")
+    directory_options: tuple[str, ...] = ()
+
+
+_CONTAINERD = _Kind(program="containerd", config="/etc/containerd/config.toml")
+_CRIO = _Kind(
+    program="crio",
+    config="/etc/crio/crio.conf",
+    directory="/etc/crio/crio.conf.d",
+    directory_options=("-d", "--config-dir"),
+)
+_KINDS = {"containerd": _CONTAINERD, "cri-o": _CRIO, "crio": _CRIO}
+
+
+def read_hook_veto(root: Root, runtime_name: str, nri_socket: str, *, pid: int | None = None) -> str:
+    """Why hooks must not be injected: "" where nothing known forbids them. Never raises.
+
+    ``pid`` is the runtime's process where it is known (it launched us); then its socket need not be ours.
+    """
+    kind = _KINDS.get(runtime_name)
+    if kind is None:
+        return ""
+    wanted = _canonical(nri_socket)
+    for prefix, command in _running(root, kind, pid):
+        files = _files(prefix, kind, command)
+        settings = _merged(kind, prefix, files)
+        if pid is None and _canonical(str(settings.get("socket", DEFAULT_NRI_SOCKET))) != wanted:
+            continue
+        if settings.get("enabled", False) is True and settings.get("reject", False) is True:
+            names = ", ".join(files)
+            return f"{runtime_name} is configured to reject hooks from plugins (reject_oci_hook_adjustment in {names})"
+        return ""
+    return ""
+
+
+def _running(root: Root, kind: _Kind, only: int | None) -> Iterator[tuple[str, Sequence[str]]]:
+    """(root directory, command line) of each process of that name; last, the default files as we see them."""
+    try:
+        pids = [name for name in root.list_directory("proc") if name.isdigit() and only in (None, int(name))]
+    except KernelError:
+        pids = []
+    for pid in pids:
+        try:
+            if root.read_text(f"proc/{pid}/comm").strip() != kind.program:
+                continue
+            command = root.read_text(f"proc/{pid}/cmdline").rstrip("\0").split("\0")
+        except KernelError:
+            continue
+        yield root.resolve(f"proc/{pid}/root"), command
+    yield root.resolve("").rstrip("/"), ()
+
+
+def _files(prefix: str, kind: _Kind, command: Sequence[str]) -> list[str]:
+    """Configuration files in the order in which a later one overrides an earlier one."""
+    main = _option(command, kind.options) or kind.config
+    found = [main]
+    directory = _option(command, kind.directory_options)
+    if directory is None:
+        directory = kind.directory
+    if directory:
+        found += sorted(_glob(prefix, f"{directory}/*"))
+    if kind is _CONTAINERD:
+        for path in found:  # imports may import: the list grows while it is walked
+            if len(found) > _MAX_FILES:
+                break
+            imports = _load(prefix + path).get("imports", [])
+            for pattern in imports if isinstance(imports, list) else []:
+                absolute = os.path.join(os.path.dirname(path), str(pattern))
+                found += [new for new in sorted(_glob(prefix, absolute)) if new not in found]
+    return found
+
+
+def _glob(prefix: str, pattern: str) -> list[str]:
+    return [path[len(prefix) :] for path in glob.glob(glob.escape(prefix) + pattern)][:_MAX_FILES]
+
+
+def _option(command: Sequence[str], names: tuple[str, ...]) -> str | None:
+    """Its value on a command line; None where it is not given (CRI-O's ``-d ""`` means no directory at all)."""
+    for index, word in enumerate(command):
+        name, given, value = word.partition("=")
+        if name in names:
+            return value if given else next(iter(command[index + 1 :]), "")
+    return ""
+
+
+def _load(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as stream:
+            return tomllib.load(stream)
+    except (OSError, ValueError):
+        return {}
+
+
+def _merged(kind: _Kind, prefix: str, files: Sequence[str]) -> dict[str, object]:
+    """``socket``, ``enabled`` and ``reject`` as the last file that says them has them."""
+    settings: dict[str, object] = {}
+    for path in files:
+        settings |= _settings(kind, _load(prefix + path))
+    return settings
+
+
+def _settings(kind: _Kind, content: Mapping[str, Any]) -> dict[str, object]:
+    if kind is _CONTAINERD:
+        nri = _table(_table(content.get("plugins")).get(_NRI_PLUGIN))
+        validator = _table(nri.get("default_validator"))
+        names = {"socket": "socket_path"}, {"enabled": "enable", "reject": "reject_oci_hook_adjustment"}
+    else:
+        nri = _table(_table(content.get("crio")).get("nri"))
+        validator = _table(nri.get("default_validator"))
+        names = (
+            {"socket": "nri_listen"},
+            {"enabled": "nri_enable_default_validator", "reject": "nri_validator_reject_oci_hook_adjustment"},
+        )
+    found: dict[str, object] = {}
+    for table, keys in zip((nri, validator), names, strict=True):
+        found |= {ours: table[theirs] for ours, theirs in keys.items() if theirs in table}
+    return found
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _canonical(path: str) -> str:
+    """/var/run is a link to /run nearly everywhere."""
+    path = os.path.abspath(path)
+    return "/run/" + path[len("/var/run/") :] if path.startswith("/var/run/") else path
