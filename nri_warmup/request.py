@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import TypeVar
 
-from nri_warmup.config import ANNOTATION_KEYS, is_pattern, is_profile_name, nearest
+from nri_warmup.config import ANNOTATION_KEYS, is_pattern, is_profile_name
 from nri_warmup.errors import RequestError
+from nri_warmup.fields import nearest
 from nri_warmup.model.lifecycle import Container, Pairs, Pod
 from nri_warmup.model.profile import Gate, Residency
 from nri_warmup.model.request import Complaint, WarmupRequest

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nri_warmup.config import nearest
+from nri_warmup.fields import nearest
 from nri_warmup.model.lifecycle import Container, Pod, Runtime, lookup
 from nri_warmup.model.node import NodeState
 from nri_warmup.model.plan import Adjustment, Reason, ReasonKind, WarmupPlan
