@@ -7,7 +7,9 @@ may be left then. The plugin is a fresh process for each test.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +29,8 @@ def runtimes() -> Iterator[Runtimes]:
 
 
 def _bed(runtime: Runtime, request: pytest.FixtureRequest) -> Iterator[Bed]:
-    bed = Bed(runtime, runtime.directory / "t" / request.node.name.replace("/", "-").replace("[", "-").strip("]"))
+    # Short: the plugin's sockets are below it, and a unix socket's path has at most 107 bytes.
+    bed = Bed(runtime, Path(tempfile.mkdtemp(prefix="t", dir=runtime.directory)))
     yield bed
     failed = request.node.stash.get(FAILED, False)
     if failed:
