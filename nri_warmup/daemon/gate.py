@@ -24,11 +24,13 @@ from nri_warmup.errors import KernelError, RemoteProtocolError, WarmupError
 from nri_warmup.kernel import cgroup, process
 from nri_warmup.kernel.namespaces import read_mount_points
 from nri_warmup.kernel.root import Root
-from nri_warmup.model.outcome import OutcomeState
+from nri_warmup.model.outcome import Outcome, OutcomeState
 from nri_warmup.model.profile import Gate, OnError
 from nri_warmup.observe.metrics import Registry as Metrics
 
 _PROGRESS_S = 1.0
+_ENTER_S = 1.0
+"""Held at least until the worker is inside, at most so long: it need not look for a rootfs that moves meanwhile."""
 _MAX_CONFIG_BYTES = 8 << 20
 _GOOD = frozenset({OutcomeState.DONE, OutcomeState.OBSERVED, OutcomeState.SKIPPED})
 """Ends of a warm-up that do not fail a container whose profile says ``on_error: closed``."""
@@ -156,6 +158,8 @@ class GateKeeper:
         loop = asyncio.get_running_loop()
         entry.held_by_hook = True
         try:
+            if entry.task is not None:
+                await _entered(entry, entry.task)
             while entry.task is not None and not entry.task.done() and (left_s := until_s - loop.time()) > 0:
                 await asyncio.wait({entry.task}, timeout=min(left_s, _PROGRESS_S))
                 if not entry.task.done():
@@ -163,6 +167,14 @@ class GateKeeper:
                     yield {"resident_bytes": progress.resident_bytes, "wanted_bytes": progress.wanted_bytes}
         finally:
             entry.held_by_hook = False
+
+
+async def _entered(entry: Entry, task: asyncio.Task[Outcome]) -> None:
+    inside = asyncio.ensure_future(entry.entered.wait())
+    try:
+        await asyncio.wait({task, inside}, timeout=_ENTER_S, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        inside.cancel()
 
 
 def _hold_s(entry: Entry) -> float:

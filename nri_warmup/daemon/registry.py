@@ -34,6 +34,8 @@ class Entry:
     late: bool = False
     began_s: float | None = None
     progress: Progress = field(default_factory=Progress)
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the worker is inside the container."""
     outcome: Outcome | None = None
     task: asyncio.Task[Outcome] | None = None
     held_by_hook: bool = False

@@ -130,6 +130,7 @@ class Warmer:
 
             def on_progress(progress: Progress) -> None:
                 entry.progress = progress
+                entry.entered.set()
 
             left = max(0.1, deadline_s - (asyncio.get_running_loop().time() - started))
             target = Target(pid=entry.container.pid, job_id=job_id, container_id=job_id, chroot=chroot)

@@ -82,6 +82,7 @@ def run(task: Task, report_fd: int, pidfd: int | None, lease_fd: int | None, zyg
         enter(task, pidfd)
         drop(task, zygote_pid)
         root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        report.send("progress", 0, 0, 0, 0, "")  # inside: whoever held the container for that may let it pivot now
     except Abandoned as exc:
         report.send("end", exc.state, exc.reason, 0, 0, 0, None, None, 0)
         return
@@ -98,6 +99,7 @@ def run(task: Task, report_fd: int, pidfd: int | None, lease_fd: int | None, zyg
     except (OSError, KernelError) as exc:
         state, reason = "failed", _describe(exc)
     owned, large = (None, None) if meter is None else meter.totals(engine.read)
+    report.send("touched", engine.toucher.touched_bytes)
     report.send("end", state, reason, engine.wanted, engine.resident, engine.read, owned, large, engine.files)
 
 
@@ -166,6 +168,7 @@ def place(task: Task) -> None:
 
 
 def enter(task: Task, pidfd: int | None) -> None:
+    before = os.stat("/")
     if task.namespaces:
         if pidfd is None:
             raise Abandoned("failed", "no process to enter the namespaces of")
@@ -178,8 +181,19 @@ def enter(task: Task, pidfd: int | None) -> None:
     if pidfd is not None:
         os.close(pidfd)
     if task.chroot:
-        os.chroot(task.chroot)
+        change_root(task.chroot, before)
     os.chdir("/")
+
+
+def change_root(rootfs: str, before: os.stat_result) -> None:
+    """Into a rootfs that is not pivoted yet. A container that was quicker than us has pivoted: then we are in it,
+    unless what we see is still the root from ``before``."""
+    try:
+        os.chroot(rootfs)
+    except (FileNotFoundError, NotADirectoryError):
+        now = os.stat("/")
+        if (now.st_dev, now.st_ino) == (before.st_dev, before.st_ino):
+            raise Abandoned("failed", "the container's rootfs is not where it was") from None
 
 
 def drop(task: Task, zygote_pid: int) -> None:
