@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import os
+import socket
 import stat
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,15 @@ def goes_nowhere(fd: int) -> bool:
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL_DEVICE
 
 
+def _somebody_listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(path)
+        except OSError:
+            return False
+    return True
+
+
 def log_handler(
     name: str,
     *,
@@ -39,10 +49,10 @@ def log_handler(
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         return handler
     for path in sockets:
-        try:
-            handler = logging.handlers.SysLogHandler(path, facility=logging.handlers.SysLogHandler.LOG_DAEMON)
-        except OSError:
+        # The handler itself says nothing where nobody listens.
+        if not _somebody_listens(path):
             continue
+        handler = logging.handlers.SysLogHandler(path, facility=logging.handlers.SysLogHandler.LOG_DAEMON)
         handler.setFormatter(logging.Formatter(f"{name}[{os.getpid()}]: %(levelname)s %(message)s"))
         return handler
     for directory in directories:

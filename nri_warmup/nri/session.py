@@ -284,7 +284,8 @@ class Session:
             failed = f"it took {took:.2f} s of {self.runtime.request_timeout_s:g}"
         if not failed:
             self.synchronized = True
-            asyncio.get_running_loop().call_soon(self._call_plugin, "synchronized")
+            # At once: another event may have been read together with this one, and must find us synchronized.
+            self._call_plugin("synchronized")
         elif self._launched:
             LOG.error("Synchronize failed (%s); a launched plugin cannot connect again", failed)
         else:

@@ -122,7 +122,7 @@ class Peer:
         payload = request if isinstance(request, bytes) else request.SerializeToString() if request is not None else b""
         stream, self._stream = self._stream, self._stream + 2
         metadata = (("containerd-namespace-ttrpc", "k8s.io"),)
-        self.write(render_message(1, stream, REQUEST, render_request(service, method, payload, timeout_ns, metadata)))
+        self.write_message(1, stream, REQUEST, render_request(service, method, payload, timeout_ns, metadata))
         return stream
 
     def state_change(self, event: int, pod: pb.PodSandbox, container: pb.Container | None = None) -> bytes:
@@ -146,6 +146,13 @@ class Peer:
         self.write(render_message(2, stream, RESPONSE, render_response(payload)))
 
     # -- the wire ---------------------------------------------------------------------------------------------------
+
+    def write_message(self, conn: int, stream: int, kind: int, data: bytes) -> None:
+        """Of any size, as NRI up to 0.6.1 writes: 4096 bytes, then the rest in one frame."""
+        message = struct.pack(">IIBB", len(data), stream, kind, 0) + data
+        for frame in (message[:BUFFER], message[BUFFER:]):
+            if frame:
+                self.write(struct.pack(">II", conn, len(frame)) + frame)
 
     def write(self, data: bytes) -> None:
         self._sock.sendall(data)
