@@ -29,10 +29,15 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 def nearest(word: str, known: tuple[str, ...]) -> str:
     """The sentence that ends a complaint about an unknown word: the nearest known one, or all of them."""
-    match = get_close_matches(word.lower(), [k.lower() for k in known], n=1, cutoff=0.6)
-    if match:
-        return f"did you mean {next(k for k in known if k.lower() == match[0])}?"
+    if (match := nearest_word(word, known)) is not None:
+        return f"did you mean {match}?"
     return f"known: {', '.join(known)}" if known else "none is known"
+
+
+def nearest_word(word: str, known: tuple[str, ...]) -> str | None:
+    """The known word that differs least, case left aside; None where none is near."""
+    match = get_close_matches(word[:100].lower(), [k.lower() for k in known], n=1, cutoff=0.6)
+    return next(k for k in known if k.lower() == match[0]) if match else None
 
 
 class Section:

@@ -59,7 +59,7 @@ def parse_state(value: object) -> OciState:
     if not isinstance(value, Mapping):
         raise RemoteProtocolError("the runtime's state is not a JSON object")
     container_id = value.get("id")
-    if not isinstance(container_id, str) or not container_id or "/" in container_id:
+    if not isinstance(container_id, str) or not container_id or "/" in container_id or "\0" in container_id:
         raise RemoteProtocolError("the runtime's state has no usable container id")
     pid = value.get("pid")
     usable = isinstance(pid, int) and not isinstance(pid, bool) and pid >= FIRST_USABLE_PID

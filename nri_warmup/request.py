@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from nri_warmup.config import ANNOTATION_KEYS, is_pattern, is_profile_name
 from nri_warmup.errors import RequestError
-from nri_warmup.fields import nearest
+from nri_warmup.fields import nearest_word
 from nri_warmup.model.lifecycle import Container, Pairs, Pod
 from nri_warmup.model.profile import Gate, Residency
 from nri_warmup.model.request import Complaint, WarmupRequest
@@ -89,8 +89,7 @@ def _candidates(items: Pairs, container: str, complaints: list[Complaint]) -> It
         place = f"{_clean(annotation)} (container {_clean(container)})"
         key = name.removesuffix(f".{DOMAIN}")
         if key not in ANNOTATION_KEYS:
-            guess = f"{suffix}.{DOMAIN}" if name == DOMAIN else name
-            complaints.append(Complaint(place=place, message=f"unknown annotation; {nearest(_clean(guess), _KNOWN)}"))
+            complaints.append(Complaint(place=place, message=_unknown(suffix if name == DOMAIN else key)))
         elif not slash:
             yield key, _Found(scope=_Scope.BARE, place=place, value=value)
         elif suffix == "pod":
@@ -109,6 +108,13 @@ def _candidates(items: Pairs, container: str, complaints: list[Complaint]) -> It
         else:
             message = f"/{_clean(suffix)} addresses nothing; write /pod, /container.<name> or no suffix"
             complaints.append(Complaint(place=place, message=message))
+
+
+def _unknown(key: str) -> str:
+    near = nearest_word(key, ANNOTATION_KEYS)
+    if near is not None:
+        return f"unknown annotation; did you mean {near}.{DOMAIN}?"
+    return f"unknown annotation; known: {', '.join(_KNOWN)}"
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

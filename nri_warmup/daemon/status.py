@@ -74,6 +74,7 @@ def render_outcome(outcome: Outcome) -> dict[str, Any]:
         "read_bytes": outcome.read_bytes,
         "owned_bytes": outcome.owned_bytes,
         "large_folio_bytes": outcome.large_folio_bytes,
+        "touched_bytes": outcome.touched_bytes,
         "budget_bytes": outcome.budget_bytes,
         "coverage": outcome.coverage,
         "owned": outcome.owned,

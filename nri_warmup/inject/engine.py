@@ -18,6 +18,7 @@ from nri_warmup.errors import KernelError
 from nri_warmup.inject.files import SMALL, Finder, Found, Refused
 from nri_warmup.inject.large import CHUNK, STALL_S, LargeFile
 from nri_warmup.inject.meter import Meter
+from nri_warmup.inject.touch import Toucher
 from nri_warmup.inject.wire import MAX_FILE_RECORDS, Report, Task
 from nri_warmup.inject.work import Stop, Work, missing_of
 from nri_warmup.kernel import pagecache, syscalls
@@ -39,6 +40,7 @@ class Engine:
         self._finder = finder
         self._report = report
         self.meter = meter
+        self.toucher = Toucher()
         self._null_fd = null_fd
         self._lease_fd = lease_fd
         self._deadline = time.monotonic() + task.deadline_s

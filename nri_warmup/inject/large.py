@@ -160,6 +160,7 @@ class LargeFile:
                 if not self._populate_failed(exc, end):
                     return False
             else:
+                engine.toucher.after_populate(window.address_of(start), pagecache.page_end(end - start))
                 if engine.meter is not None and engine.meter.due():
                     engine.meter.count(window.address_of(start), pagecache.page_end(end - start))
                 if engine.task.cold and work.truthful:

@@ -38,6 +38,7 @@ class Records:
         self.files: list[FileOutcome] = []
         self.notes: list[str] = []
         self.charged = False
+        self.touched_bytes = 0
         self.end: End | None = None
 
     def feed(self, data: bytes) -> bool:
@@ -74,6 +75,8 @@ class Records:
                 self.notes.append(rest.text())
         elif kind == "joined":
             self.charged = rest.boolean()
+        elif kind == "touched":
+            self.touched_bytes = rest.count()
         elif kind == "end":
             self.end = _end(rest)
         else:

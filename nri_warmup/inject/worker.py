@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import signal
 
 from nri_warmup.errors import KernelError
 from nri_warmup.inject.engine import Engine
@@ -131,7 +130,7 @@ def harden(zygote_pid: int) -> None:
 
 def die_with_parent(parent: int) -> None:
     """Set the parent-death signal, then look: a parent that died before would never send it."""
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, syscalls.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -58,10 +58,13 @@ class _Running:
         """Why we ended it, where it was us."""
         self.gone: asyncio.Future[None] = loop.create_future()
         """Done when the worker has exited, or the zygote has."""
+        self.stopping: asyncio.Future[None] = loop.create_future()
+        """Done when we have ended it."""
 
     def stop(self, state: OutcomeState, reason: str) -> None:
         if self.stopped is None:
             self.stopped = (state, reason)
+            self.stopping.set_result(None)
         self.kill()
 
     def kill(self) -> None:
@@ -249,10 +252,12 @@ class Injector:
             self._forget(running)
 
     async def _until_gone(self, running: _Running, deadline_s: float) -> None:
-        done, _ = await asyncio.wait([running.gone], timeout=deadline_s + GRACE_S)
+        first = asyncio.FIRST_COMPLETED
+        done, _ = await asyncio.wait([running.gone, running.stopping], timeout=deadline_s + GRACE_S, return_when=first)
         if not done:
             running.stop(OutcomeState.DEADLINE, f"not done within {deadline_s:g} s")
-            # It is gone within a moment, or waits for something inside the kernel.
+        if not running.gone.done():
+            # Killed. It is gone within a moment, or waits for something inside the kernel.
             await asyncio.wait([running.gone], timeout=KILL_S)
 
     def _forget(self, running: _Running) -> None:
@@ -396,6 +401,7 @@ def _outcome(running: _Running) -> Outcome:
             read_bytes=end.read_bytes,
             owned_bytes=end.owned_bytes,
             large_folio_bytes=end.large_folio_bytes,
+            touched_bytes=records.touched_bytes,
             files_total=end.files,
             files=files,
             charged=records.charged,
@@ -447,6 +453,7 @@ def _merged(first: Outcome, second: Outcome) -> Outcome:
         read_bytes=first.read_bytes + second.read_bytes,
         owned_bytes=_plus(first.owned_bytes, second.owned_bytes),
         large_folio_bytes=_plus(first.large_folio_bytes, second.large_folio_bytes),
+        touched_bytes=first.touched_bytes + second.touched_bytes,
     )
 
 

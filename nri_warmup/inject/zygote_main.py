@@ -19,7 +19,6 @@ import array
 import gc
 import os
 import select
-import signal
 import sys
 
 from nri_warmup.errors import KernelError
@@ -35,8 +34,6 @@ def main(fd: int, daemon_pid: int) -> None:
     """Never returns."""
     worker.die_with_parent(daemon_pid)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sock = _socket.socket(fileno=fd)
     preload()
     close_the_doors()

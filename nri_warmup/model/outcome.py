@@ -49,6 +49,8 @@ class Outcome:
     read_bytes: int = 0
     owned_bytes: int | None = None
     large_folio_bytes: int | None = None
+    touched_bytes: int = 0
+    """Of read_bytes, those whose first CPU access was slow (lazily backed guest memory) and was paid in advance."""
     files_total: int = 0
     files: tuple[FileOutcome, ...] = ()
     """At most the first thousand; ``files_total`` counts all."""

@@ -18,6 +18,8 @@ from nri_warmup.units import render_duration
 
 MAX_HOOK_S = 100.0
 """kubelet gives a start up after two minutes."""
+HOOK_LATER_S = 2
+"""The hook's own deadline beyond the hold: it is the daemon that lets go, the hook only where the daemon does not."""
 HOOK_GRACE_S = 5
 """The runtime's own time-out on top of the hook's deadline: a last resort that fails the container."""
 HOOK_STAGE = "createRuntime"
@@ -117,10 +119,16 @@ def _hook_entry(profile: Profile, node: NodeState, container: Container, hold_s:
         node.hook_path.rsplit("/", 1)[-1],
         *("--id", container.id),
         *("--socket", node.control_socket),
-        *("--deadline", f"{hold_s:g}"),
+        *("--deadline", f"{hold_s + HOOK_LATER_S:g}"),
         *(("--closed",) if profile.on_error is OnError.CLOSED else ()),
     )
-    return Hook(stage=HOOK_STAGE, path=node.hook_path, args=args, env=HOOK_ENV, timeout_s=ceil(hold_s) + HOOK_GRACE_S)
+    return Hook(
+        stage=HOOK_STAGE,
+        path=node.hook_path,
+        args=args,
+        env=HOOK_ENV,
+        timeout_s=ceil(hold_s) + HOOK_LATER_S + HOOK_GRACE_S,
+    )
 
 
 def _start(
