@@ -68,9 +68,7 @@ class Admission:
             return Decision(refused=True, reason="a warm-up of this container is under way already")
         quota = self._limits.namespace_bytes
         if quota is not None and self._resident_bytes(namespace, but=job_id) >= quota:
-            text = (
-                f"namespace {namespace} holds the {render_size(quota)} that it may have warm (limits.namespace_bytes)"
-            )
+            text = f"namespace {namespace} has all of its {render_size(quota)} warm (limits.namespace_bytes)"
             return Decision(refused=True, reason=text)
         if len(self._waiting) >= MAX_QUEUED:
             return Decision(refused=True, reason=f"{MAX_QUEUED} warm-ups wait already")

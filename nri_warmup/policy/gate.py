@@ -16,10 +16,11 @@ from nri_warmup.model.profile import Gate, Limits, Mode, OnError, Profile
 from nri_warmup.model.request import WarmupRequest
 from nri_warmup.units import render_duration
 
-MAX_HOOK_S = 100.0
+MAX_HOOK_S = 100
 """kubelet gives a start up after two minutes."""
 HOOK_LATER_S = 2
 """The hook's own deadline beyond the hold: it is the daemon that lets go, the hook only where the daemon does not."""
+MAX_HOLD_S = float(MAX_HOOK_S - HOOK_LATER_S)
 HOOK_GRACE_S = 5
 """The runtime's own time-out on top of the hook's deadline: a last resort that fails the container."""
 HOOK_STAGE = "createRuntime"
@@ -101,10 +102,10 @@ def _hook(
         _add(reasons, ReasonKind.SKIPPED, "hook-unusable", f"gate hook is not to be had: {why}; none instead")
         return None
     hold_s = min(profile.hold_s, deadline_s)
-    if hold_s > MAX_HOOK_S:
-        text = f"hold {render_duration(hold_s)} is past what kubelet waits; {render_duration(MAX_HOOK_S)} instead"
+    if hold_s > MAX_HOLD_S:
+        text = f"hold {render_duration(hold_s)} is near what kubelet waits; {render_duration(MAX_HOLD_S)} instead"
         _add(reasons, ReasonKind.CUT, "hold-cut", text)
-        hold_s = MAX_HOOK_S
+        hold_s = MAX_HOLD_S
     if hold_s <= 0:
         _add(reasons, ReasonKind.CHOSEN, "no-hold", "hold is zero: nothing to hold the entrypoint for, gate none")
         return None
