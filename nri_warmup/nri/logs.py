@@ -1,6 +1,4 @@
-"""Where a plugin's log goes: a launched one has /dev/null for stdout and stderr, and its log must still reach
-somebody.
-"""
+"""Where a plugin's log goes: a launched one has /dev/null for stdout and stderr, and still has to reach somebody."""
 
 from __future__ import annotations
 
