@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from nri_warmup.daemon.local import LocalRun, exec_plan, run_local, wants_hold
+    from nri_warmup.daemon.local import LocalRun, exec_plan, run_local
     from nri_warmup.daemon.status import render_outcome
     from nri_warmup.model.outcome import Outcome, OutcomeState
 
@@ -60,7 +60,6 @@ def run(args: argparse.Namespace) -> int:
         LocalRun(
             command=command,
             plan=plan,
-            hold=wants_hold(plan, args.gate),
             memory_limit_bytes=None if limit is None else int(limit),
             on_outcome=on_outcome,
         )

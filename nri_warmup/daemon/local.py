@@ -9,13 +9,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nri_warmup.config import default_config
 from nri_warmup.daemon import paths
-from nri_warmup.daemon.configfile import read_config
 from nri_warmup.daemon.localcgroup import LocalCgroup
 from nri_warmup.daemon.node import read_node_state
 from nri_warmup.daemon.warmup import Target, warm_target
@@ -92,9 +91,12 @@ async def warm_once(
 
 
 def exec_config(path: str) -> Config:
-    if path:
-        return read_config(path)
-    return read_config(paths.CONFIG) if Path(paths.CONFIG).exists() else default_config()
+    """The file named, else the host's own, else the built-in defaults."""
+    if not path and not Path(paths.CONFIG).exists():
+        return default_config()
+    from nri_warmup.daemon.configfile import read_config  # brings in YAML
+
+    return read_config(path or paths.CONFIG)
 
 
 def exec_plan(
@@ -105,17 +107,17 @@ def exec_plan(
         id="exec", name="exec", namespace="exec", labels=pairs(dict(labels)), annotations=pairs(dict(annotations))
     )
     container = Container(id="exec", pod_id="exec", name="main", args=command)
-    node = read_node_state(Root("/"))
+    # We hold the command ourselves: to the decision that is a hook of ours that runs already.
+    node = replace(read_node_state(Root("/")), hook_usable=True, hook_running=True)
     return decide(pod, container, exec_config(config_path), Runtime(), node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """``hold``: the command begins only when its files are warm, or ``plan.hold_s`` is over."""
+    """With ``gate: hook`` the command begins only when its files are warm, or ``plan.hold_s`` is over."""
 
     command: tuple[str, ...]
     plan: WarmupPlan
-    hold: bool = False
     memory_limit_bytes: int | None = None
     on_outcome: Callable[[Outcome], None] = lambda outcome: None
 
@@ -170,7 +172,7 @@ async def _supervise(run: LocalRun, pid: int, go: int) -> LocalResult:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, _forward, pidfd, number)
     warm = loop.create_task(_warm(run, pid)) if not run.plan.is_empty else None
-    if warm is not None and run.hold:
+    if warm is not None and run.plan.gate is Gate.HOOK:
         held: set[asyncio.Future[Any]] = {warm, ended}
         await asyncio.wait(held, timeout=run.plan.hold_s, return_when=asyncio.FIRST_COMPLETED)
     with contextlib.suppress(BrokenPipeError):
@@ -201,10 +203,10 @@ def _forward(pidfd: int, number: int) -> None:
 
 
 async def _warm(run: LocalRun, pid: int) -> Outcome:
-    injector = Injector()
-    await injector.start()
     started = asyncio.get_running_loop().time()
+    injector = Injector()
     try:
+        await injector.start()
         outcome = await warm_target(
             injector,
             Root("/"),
@@ -222,8 +224,3 @@ async def _warm(run: LocalRun, pid: int) -> Outcome:
         return Outcome(state=OutcomeState.CANCELLED, reason="the command ended first")
     finally:
         await injector.close()
-
-
-def wants_hold(plan: WarmupPlan, asked: str) -> bool:
-    """``exec`` needs no OCI hook to hold its own command: asking is enough."""
-    return Gate(asked) is Gate.HOOK if asked else plan.gate is Gate.HOOK

@@ -14,7 +14,6 @@ from typing import Any
 import nri_warmup
 from nri_warmup.config import default_config
 from nri_warmup.daemon import logs, paths
-from nri_warmup.daemon.configfile import parse_config, read_config
 from nri_warmup.daemon.control import ControlServer, Message
 from nri_warmup.daemon.gate import GateKeeper
 from nri_warmup.daemon.hookhealth import HookHealth
@@ -63,6 +62,8 @@ def load_config(options: Options) -> Config:
     """The operator's file; the built-in defaults where there is none and none was named."""
     if not options.explicit_config and not Path(options.config_path).exists():
         return default_config()
+    from nri_warmup.daemon.configfile import read_config  # brings in YAML
+
     return read_config(options.config_path)
 
 
@@ -160,6 +161,8 @@ class Service:
     # -- configuration ---------------------------------------------------------------------------------------------
 
     def _config_from_runtime(self, text: str) -> Config | None:
+        from nri_warmup.daemon.configfile import parse_config
+
         try:
             return parse_config(text, source="configuration from the container runtime")
         except ConfigError as error:
