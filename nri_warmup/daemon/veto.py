@@ -112,7 +112,7 @@ def _option(command: Sequence[str], names: tuple[str, ...]) -> str | None:
         name, given, value = word.partition("=")
         if name in names:
             return value if given else next(iter(command[index + 1 :]), "")
-    return ""
+    return None
 
 
 def _load(path: str) -> dict[str, Any]:
