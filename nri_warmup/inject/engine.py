@@ -45,6 +45,7 @@ class Engine:
         self._lease_fd = lease_fd
         self._deadline = time.monotonic() + task.deadline_s
         self._last_report = 0.0
+        self.report_s = REPORT_S
         self.spent = 0
         """Bytes brought in so far, asked for rather than proven: what the budget is about."""
         self.wanted = 0
@@ -111,7 +112,7 @@ class Engine:
     def progress(self, current: str, resident: int = 0, read: int = 0) -> None:
         """At most ten records a second; also where the deadline is looked at."""
         now = time.monotonic()
-        if now - self._last_report >= REPORT_S:
+        if now - self._last_report >= self.report_s:
             self._last_report = now
             total = (self.resident or 0) + resident
             self._report.send("progress", self.wanted, total, self.read + read, self.files, current)
