@@ -1,0 +1,1 @@
+"""Measurements; none of them decides a test run."""

@@ -1,0 +1,1 @@
+"""Our NRI plugin against a minimal one in Go."""
