@@ -41,7 +41,7 @@ class Crio:
         self.binary = binary
         self.name = "crio"
         text = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
-        self.version = next(line.split()[1] for line in text.splitlines() if line.lower().startswith("version"))
+        self.version = next(word for word in text.split() if word[:1].isdigit())
         beside = binary.with_name("pinns")
         named = os.environ.get("PINNS_BIN")
         self._pinns = Path(named) if named else beside if beside.exists() else program("pinns", hint="see PINNS_BIN")
@@ -128,9 +128,17 @@ class Crio:
     def left_of_pods(self) -> list[str]:
         found = [f"process {p.pid}: {p.command}" for p in self._monitors()]
         found += [f"cgroup {path}" for path in leftovers.pods_below(self.cgroup_parent)]
-        # The graph driver keeps one bind mount of its own root.
-        mounts = [point for point in leftovers.mounts_below(self.directory) if not point.endswith("/root/overlay")]
-        return found + [f"mount {point}" for point in mounts]
+        return found + [
+            f"mount {point}" for point in leftovers.mounts_below(self.directory) if not self._its_own(point)
+        ]
+
+    def _its_own(self, point: str) -> bool:
+        """The graph driver's bind mount of its root, and images that were a volume: CRI-O keeps those mounted."""
+        if point.endswith("/root/overlay"):
+            return True
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        options = next((line for line in lines if line.split()[4] == point), "")
+        return "/root/overlay/" in point and "upperdir=" not in options
 
     def log_tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
