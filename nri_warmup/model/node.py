@@ -36,5 +36,7 @@ class NodeState:
     hook_running: bool = False
     """The event came from our own OCI hook, which holds the entrypoint already: nothing is left to inject."""
     control_socket: str = "/run/nri-warmup/control.sock"
+    can_hold: bool = False
+    """Pages can be locked for a container (``residency: held``)."""
     start_gate_left_s: float | None = None
     """What is left of the host's budget for holding StartContainer; None where nothing of it has been used."""

@@ -167,7 +167,7 @@ def _plan(
     request: WarmupRequest,
     reasons: list[Reason],
 ) -> WarmupPlan:
-    files = warm_files(profile, request, config.limits, reasons)
+    files = warm_files(profile, request, config.limits, node, reasons)
     if files is None:
         return WarmupPlan(reasons=tuple(reasons))
     deadline_s = choose_deadline(profile, request, config.limits, reasons)

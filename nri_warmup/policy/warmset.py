@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from nri_warmup.model.lifecycle import Mount
+from nri_warmup.model.node import NodeState
 from nri_warmup.model.plan import Reason, ReasonKind, WarmFiles
 from nri_warmup.model.profile import Limits, Profile, Residency
 from nri_warmup.model.request import WarmupRequest
@@ -84,7 +85,9 @@ def _skip_stars(pattern: tuple[str, ...], positions: set[int]) -> set[int]:
     return positions
 
 
-def warm_files(profile: Profile, request: WarmupRequest, limits: Limits, reasons: list[Reason]) -> WarmFiles | None:
+def warm_files(
+    profile: Profile, request: WarmupRequest, limits: Limits, node: NodeState, reasons: list[Reason]
+) -> WarmFiles | None:
     """The action, its patterns and ceilings cut to the limits; None (and a reason) where no pattern is left."""
     asked = request.files
     patterns = profile.files if asked is None else asked
@@ -104,25 +107,32 @@ def warm_files(profile: Profile, request: WarmupRequest, limits: Limits, reasons
         patterns = patterns[: limits.max_patterns]
     return WarmFiles(
         patterns=patterns,
-        residency=_residency(profile, request, limits, reasons),
+        residency=_residency(profile, request, limits, node, reasons),
         max_bytes=_max_bytes(profile, request, limits, reasons),
         max_files=limits.max_files,
     )
 
 
-def _residency(profile: Profile, request: WarmupRequest, limits: Limits, reasons: list[Reason]) -> Residency:
+def _residency(
+    profile: Profile, request: WarmupRequest, limits: Limits, node: NodeState, reasons: list[Reason]
+) -> Residency:
+    wanted = profile.residency
     asked = request.residency
-    if asked is None or asked is profile.residency:
-        return profile.residency
-    if asked not in limits.annotation_residencies:
-        text = (
-            f"residency {asked.value} is not an annotation's to choose (limits.annotation_residencies); "
-            f"{profile.residency.value} instead"
-        )
-        reasons.append(_reason(ReasonKind.CUT, "residency-not-allowed", text))
-        return profile.residency
-    reasons.append(_reason(ReasonKind.CHOSEN, "residency-asked", f"residency {asked.value} by annotation"))
-    return asked
+    if asked is not None and asked is not wanted:
+        if asked in limits.annotation_residencies:
+            reasons.append(_reason(ReasonKind.CHOSEN, "residency-asked", f"residency {asked.value} by annotation"))
+            wanted = asked
+        else:
+            text = (
+                f"residency {asked.value} is not an annotation's to choose (limits.annotation_residencies); "
+                f"{wanted.value} instead"
+            )
+            reasons.append(_reason(ReasonKind.CUT, "residency-not-allowed", text))
+    if wanted is Residency.HELD and not node.can_hold:
+        text = "residency held: nothing on this host locks pages; inactive instead"
+        reasons.append(_reason(ReasonKind.SKIPPED, "held-unavailable", text))
+        return Residency.INACTIVE
+    return wanted
 
 
 def _max_bytes(profile: Profile, request: WarmupRequest, limits: Limits, reasons: list[Reason]) -> int:

@@ -155,6 +155,7 @@ nodes = st.builds(
     hook_usable=st.booleans(),
     hook_path=st.sampled_from(["", "/h"]),
     hook_running=st.booleans(),
+    can_hold=st.booleans(),
     start_gate_left_s=st.none() | st.floats(-1, 2),
 )
 runtimes = st.builds(Runtime, request_timeout_s=st.floats(0.01, 10))
@@ -224,7 +225,9 @@ def check_planned(plan: WarmupPlan, config: Config, pod: Pod, node: NodeState, r
     assert action.max_files == limits.max_files
     assert 0 < action.max_bytes <= min(limits.max_bytes, limits.namespace_bytes or limits.max_bytes)
     assert 0 < plan.deadline_s <= limits.max_deadline_s
-    assert action.residency is profile.residency or action.residency in limits.annotation_residencies
+    asked = profile.residency if action.residency is profile.residency else None
+    assert asked or action.residency in limits.annotation_residencies | {Residency.INACTIVE}
+    assert action.residency is not Residency.HELD or node.can_hold
     assert plan.gate in (Gate.NONE, profile.gate) or plan.gate in limits.annotation_gates - {Gate.START}
     if plan.gate is Gate.NONE:
         assert (plan.hold_s, plan.on_error, plan.adjustment.hooks) == (0.0, OnError.OPEN, ())

@@ -264,6 +264,15 @@ def test_residency() -> None:
     assert files(ask("residency", "active", config=allowed)).residency is Residency.ACTIVE
 
 
+def test_held_only_where_something_holds() -> None:
+    allowed = {"limits": {"annotation_residencies": ["held"]}}
+    found = ask("residency", "held", config=allowed)
+    assert files(found).residency is Residency.INACTIVE
+    assert codes(found, ReasonKind.SKIPPED) == ["held-unavailable"]
+    found = ask("residency", "held", config=allowed, node=replace(HOOK, can_hold=True))
+    assert files(found).residency is Residency.HELD
+
+
 def test_hook_gate() -> None:
     found = ask("gate", "hook")
     assert (found.gate, found.hold_s, found.on_error) == (Gate.HOOK, 30.0, OnError.OPEN)
