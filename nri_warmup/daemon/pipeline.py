@@ -24,7 +24,7 @@ from nri_warmup.daemon.warmup import Warmer
 from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, LifecycleEvent, Pod, Runtime
 from nri_warmup.model.node import NodeState
 from nri_warmup.model.outcome import Outcome, OutcomeState
-from nri_warmup.model.plan import Adjustment, WarmupPlan
+from nri_warmup.model.plan import Adjustment
 from nri_warmup.model.profile import Config, Gate
 from nri_warmup.observe.metrics import Registry as Metrics
 from nri_warmup.policy.decide import decide
@@ -289,11 +289,6 @@ class Pipeline:
             self._warmer.cancel(entry)
         if tasks:
             await asyncio.wait(tasks, timeout=3.0)
-
-
-def plan_now(pod: Pod, container: Container, config: Config, node: NodeState) -> WarmupPlan:
-    """The same decision for a container that no runtime told us of (``exec``, hooks without a daemon)."""
-    return decide(pod, container, config, Runtime(), node)
 
 
 def _log_entry(write: Callable[..., None], message: str, entry: Entry, **fields: object) -> None:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import nri_warmup
 from nri_warmup.config import default_config
@@ -259,7 +258,3 @@ def run_service(options: Options) -> int:
         logs.warning("cannot start", error=error)
         print(f"nri-warmup run: {error}", file=sys.stderr)
         return 1
-
-
-def describe(config: Config) -> dict[str, Any]:
-    return {"source": config.source, "profiles": [p.name for p in config.profiles], "selectors": len(config.selectors)}
