@@ -8,6 +8,7 @@ with Bundle(runtime, directory, args=["/probe", "say", "hello"]) as bundle:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.leftovers import remove_cgroups
-from tests.lab.store import NotInstalled, cache_directory, probe_binary
+from tests.lab.store import NotInstalled, cache_directory, probe_binary, program
 
 RUNTIMES = ("runc-bookworm", "runc-forky", "crun-bookworm", "crun-forky")
 DEFAULT_CAPABILITIES = (
@@ -41,6 +42,16 @@ def runtime_command(name: str) -> list[str]:
     if name.startswith("crun"):
         return ["unshare", "-m", "--propagation", "private", "sh", "-c", hide, "sh", str(path)]
     return [str(path)]
+
+
+def compiled(source: Path) -> Path:
+    """A static program, compiled once for each version of its text."""
+    out = cache_directory() / "oci" / f"{source.stem}-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+    if not out.exists():
+        fresh = out.with_name(f"{out.name}.{os.getpid()}")
+        subprocess.run([program("gcc"), "-O2", "-Wall", "-Werror", "-static", "-o", fresh, source], check=True)
+        fresh.replace(out)
+    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +94,15 @@ class Bundle:
     def __exit__(self, *_: object) -> None:
         subprocess.run([*self._call(), "delete", "-f", self.id], capture_output=True, check=False, timeout=30)
         end = time.monotonic() + 10
-        while not remove_cgroups(self.parent) and time.monotonic() < end:
+        while not remove_cgroups(f"{self.parent}/{self.id}") and time.monotonic() < end:
             time.sleep(0.02)
+        remove_cgroups(self.parent)  # it may still hold another bundle's
         shutil.rmtree(self.directory)
 
     # What it is made of
 
     def add(self, name: str, content: Path | bytes) -> Path:
+        """A program of the container, or any other file of it."""
         target = self.rootfs / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, bytes):
