@@ -216,7 +216,8 @@ class _Fields:
         return value or default
 
     def map(self, key: str) -> Pairs:
-        value = self._value.get(key) or {}
+        value = self._value.get(key)
+        value = {} if value is None else value
         if not isinstance(value, Mapping) or not all(
             isinstance(k, str) and isinstance(v, str) for k, v in value.items()
         ):
@@ -224,7 +225,8 @@ class _Fields:
         return pairs(dict(value))
 
     def list(self, key: str) -> list[Any]:
-        value = self._value.get(key) or []
+        value = self._value.get(key)
+        value = [] if value is None else value
         if not isinstance(value, list):
             _usage(self._place, f"{key} is not a list")
         return value

@@ -28,7 +28,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_config(path: str) -> Config:
     """The file at ``path`` as a Config. ConfigError for whatever is wrong with it, a missing file included."""
     try:
-        with open(path, "rb") as stream:
+        with open(path, "rb", opener=_open_without_waiting) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise ConfigError(f"{path}: not a regular file")
             data = stream.read(MAX_BYTES + 1)
@@ -41,6 +41,11 @@ def read_config(path: str) -> Config:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
     return parse_config(text, source=path)
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """A FIFO would otherwise hold the daemon until somebody writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def parse_config(text: str, *, source: str) -> Config:
