@@ -71,8 +71,9 @@ class Records:
                 raise RemoteProtocolError("more file records than asked for")
             self.files.append(outcome)
         elif kind == "note":
+            text = rest.text()
             if len(self.notes) < MAX_NOTES:
-                self.notes.append(rest.text())
+                self.notes.append(text)
         elif kind == "joined":
             self.charged = rest.boolean()
         elif kind == "touched":

@@ -2,13 +2,14 @@
 
 Own mount namespace (and user namespace), pivoted into a root, the capabilities that runtimes give by default. Then it
 serves lines on stdin, as a hostile process in the container would: ``getfd PID``, ``ptrace PID``, ``open PATH``,
-``swap``. Answers ``ok`` or the name of an errno. Ends with stdin.
+``swap``. Answers ```ok`` or the name of an errno. Ends with stdin.
 """
 
 import ctypes
 import errno
 import json
 import os
+import signal
 import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -69,6 +70,13 @@ def attack(words: list[str]) -> str:
     if kind == "ptrace":
         result = libc.ptrace(PTRACE_SEIZE, int(argument), None, None)
         return "ok" if result == 0 else errno.errorcode[ctypes.get_errno()]
+    if kind == "child":
+        pid = os.fork()
+        if pid == 0:
+            sys.stdin.close()
+            libc.prctl(1, signal.SIGKILL, 0, 0, 0)
+            signal.pause()
+        return str(pid)
     if kind in ("open", "list", "link"):
         try:
             if kind == "open":
@@ -101,6 +109,7 @@ def main() -> None:
     elif not order["privileged"]:
         drop_capabilities()
     check(libc.prctl(4, 1, 0, 0, 0), "dumpable")  # as after an exec
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     for line in sys.stdin:
         print(attack(line.split()), flush=True)

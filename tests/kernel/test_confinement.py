@@ -56,8 +56,7 @@ def test_enters_the_mount_namespace_and_no_other(disk: Path, box: Container) -> 
 
 
 def test_enters_a_user_namespace_as_its_root(disk: Path, rootfs: Path) -> None:
-    for path in (rootfs, rootfs / "models", rootfs / "models" / "model.bin"):
-        os.chown(path, 100000, 100000)
+    give_to_the_user_namespace(rootfs)
     with container(rootfs, user_namespace=True) as box:
 
         def look(held: Held) -> None:
@@ -136,44 +135,57 @@ def test_holds_nothing_but_what_the_job_needs(disk: Path, box: Container) -> Non
         os.close(leak)
 
 
-def test_a_container_process_cannot_reach_into_it(disk: Path, box: Container) -> None:
-    """The container shares the host's pid namespace here, the worst case: it can name the worker."""
+@pytest.mark.parametrize("user_namespace", [False, True])
+def test_a_container_process_cannot_reach_into_it(disk: Path, rootfs: Path, user_namespace: bool) -> None:
+    """The container shares the host's pid namespace here, the worst case: it can name the worker. With the
+    capabilities that runtimes give by default, and as the almighty root of a user namespace of its own, which outranks
+    the worker there."""
+    give_to_the_user_namespace(rootfs)
     answers: dict[str, str] = {}
+    binds = [(Path("/proc"), "/proc")]
+    with container(rootfs, binds=binds, user_namespace=user_namespace, privileged=user_namespace) as box:
 
-    def look(held: Held) -> None:
-        pid = held.worker_pid
-        answers["getfd"] = box.ask("getfd", pid)
-        answers["ptrace"] = box.ask("ptrace", pid)
-        for name in ("mem", "environ", "maps", "auxv"):
-            answers[name] = box.ask("open", f"/proc/{pid}/{name}")
-        answers["root"] = box.ask("list", f"/proc/{pid}/root/")
-        answers["cwd"] = box.ask("link", f"/proc/{pid}/cwd")
-        answers["fd"] = box.ask("link", f"/proc/{pid}/fd/0")
+        def look(held: Held) -> None:
+            pid = held.worker_pid
+            answers["getfd"] = box.ask("getfd", pid)
+            answers["ptrace"] = box.ask("ptrace", pid)
+            for name in ("mem", "environ", "maps", "auxv"):
+                answers[name] = box.ask("open", f"/proc/{pid}/{name}")
+            answers["root"] = box.ask("list", f"/proc/{pid}/root/")
+            answers["cwd"] = box.ask("link", f"/proc/{pid}/cwd")
+            answers["fd"] = box.ask("link", f"/proc/{pid}/fd/0")
 
-    while_held(disk, job(box), look)
+        while_held(disk, job(box), look)
     assert set(answers.values()) <= {"EPERM", "EACCES"}, answers
 
 
-def test_the_attack_works_on_a_process_without_the_rule(box: Container) -> None:
-    """Otherwise the test above would prove nothing: the same container does take a descriptor of an ordinary root
-    process with no more capabilities than its own."""
-    with container(box.root) as victim:
-        assert box.ask("getfd", victim.pid) == "ok"
+@pytest.mark.parametrize("user_namespace", [False, True])
+def test_the_attack_works_on_a_process_without_the_rule(rootfs: Path, user_namespace: bool) -> None:
+    """Otherwise the test above would prove nothing: the same container does take a descriptor of another process in
+    it."""
+    give_to_the_user_namespace(rootfs)
+    with container(rootfs, user_namespace=user_namespace, privileged=user_namespace) as box:
+        victim = box.ask("child")
+        assert box.ask("getfd", victim) == "ok"
+
+
+def give_to_the_user_namespace(rootfs: Path) -> None:
+    for path in (rootfs, rootfs / "models", rootfs / "models" / "model.bin"):
+        os.chown(path, 100000, 100000)
 
 
 @pytest.mark.parametrize("user_namespace", [False, True])
 def test_dies_with_its_zygote(disk: Path, rootfs: Path, user_namespace: bool) -> None:
     """The parent-death signal must be set after the last change of ids, which clears it."""
-    os.chown(rootfs, 100000, 100000)
-    os.chown(rootfs / "models", 100000, 100000)
-    os.chown(rootfs / "models" / "model.bin", 100000, 100000)
+    give_to_the_user_namespace(rootfs)
     with container(rootfs, user_namespace=user_namespace) as box:
 
         async def look(held: Held) -> None:
             worker = held.worker_pid
-            # Our side is kept from helping: only the signal of the kernel can end the worker now.
+            # Nobody else is to end it: not our side, and not it itself by finding its report pipe broken.
             for running in held.injector._running.values():
                 running.close()
+            os.kill(worker, signal.SIGSTOP)
             assert held.injector.zygote_pid is not None
             os.kill(held.injector.zygote_pid, signal.SIGKILL)
             await asyncio.to_thread(wait_for, lambda: not alive(worker), "the worker to die")

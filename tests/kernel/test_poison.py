@@ -4,6 +4,7 @@ worker."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -15,7 +16,7 @@ import pytest
 from nri_warmup.inject import zygote_main
 from nri_warmup.inject.job import WarmJob
 from nri_warmup.model.outcome import OutcomeState
-from tests.kernel.containers import MIB, Container, container, make_file
+from tests.kernel.containers import MIB, Container, container, make_file, wait_for
 from tests.kernel.jobs import Held, while_held
 
 MARK = "/poisoned"
@@ -113,14 +114,41 @@ def test_no_late_import_finds_the_image(disk: Path, doors: str) -> None:
                     exec(code)
                 except BaseException:
                     pass
-            try:
-                1 / 0  # noqa: B018
-            except ZeroDivisionError as exc:
-                sys.excepthook(type(exc), exc, exc.__traceback__)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     assert (root / MARK.lstrip("/")).exists() is (doors == "open")
+
+
+def test_an_error_that_nobody_catches_looks_for_no_source_lines(disk: Path) -> None:
+    """Python's own hook opens the files that a traceback names: in the image, where one may be a FIFO and hang it."""
+    os.mkfifo(disk / "source.py")
+    child = os.fork()
+    if child == 0:
+        try:
+            zygote_main.close_the_doors()
+            os.chroot(disk)
+            try:
+                exec(compile("1/0", "/source.py", "exec"))
+            except ZeroDivisionError as exc:
+                sys.excepthook(type(exc), exc, exc.__traceback__)
+        finally:
+            os._exit(0)
+    ended: list[int] = []
+
+    def look() -> bool:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            ended.append(os.waitstatus_to_exitcode(status))
+        return bool(pid)
+
+    try:
+        wait_for(look, "the child to end", 5.0)
+    finally:
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert ended == [70]
 
 
 def test_the_zygote_has_nothing_imported_that_it_does_not_need() -> None:
