@@ -323,7 +323,10 @@ class Session:
         if not self._claim(request):
             return
         if len(payload) + 8 > MAX_SEND:
-            LOG.error("the reply to %s has %d bytes, which no runtime takes", request.method, len(payload))
+            # Sent, it would end the connection; as an error it would fail the container.
+            LOG.error("the reply to %s has %d bytes, which no runtime takes", _name(request), len(payload))
+            self._reply_safely(request, Code.RESOURCE_EXHAUSTED, f"a reply of {len(payload)} bytes is too large")
+            return
         self._link.write(self._connection.reply(request.stream, payload))
         if request.method == "Synchronize":
             self._sync_answered(more=payload == MORE)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from nri_warmup.errors import RemoteProtocolError
-from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, LifecycleEvent, Mount, Pod
+from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, LifecycleEvent, Mount, Pairs, Pod
 from nri_warmup.model.plan import Adjustment
 from nri_warmup.nri._pb import nri_pb2 as pb
 from nri_warmup.nri.adjustment import make_safe
@@ -46,8 +47,8 @@ def parse_pod(message: pb.PodSandbox) -> Pod:
         name=message.name,
         namespace=message.namespace,
         uid=message.uid,
-        labels=tuple(sorted(message.labels.items())),
-        annotations=tuple(sorted(message.annotations.items())),
+        labels=_pairs(message.labels),
+        annotations=_pairs(message.annotations),
         runtime_handler=message.runtime_handler,
         cgroup_parent=message.linux.cgroup_parent,
         pid=message.pid,
@@ -55,8 +56,7 @@ def parse_pod(message: pb.PodSandbox) -> Pod:
 
 
 def parse_container(message: pb.Container, kind: EventKind) -> Container:
-    annotations = dict(message.annotations)
-    labels = dict(message.labels)
+    labels, annotations = message.labels, message.annotations
     linux = message.linux
     limit = linux.resources.memory.limit.value
     image = message.image
@@ -65,12 +65,12 @@ def parse_container(message: pb.Container, kind: EventKind) -> Container:
     return Container(
         id=message.id,
         pod_id=message.pod_sandbox_id,
-        name=message.name or labels.get(_NAME_KEY) or annotations.get(_NAME_KEY, ""),
+        name=message.name or labels.get(_NAME_KEY, "") or annotations.get(_NAME_KEY, ""),
         image=image.name or _image_name(annotations),
         image_digest=image.digest,
         state=state,
-        labels=tuple(sorted(labels.items())),
-        annotations=tuple(sorted(annotations.items())),
+        labels=_pairs(labels),
+        annotations=_pairs(annotations),
         args=tuple(message.args),
         env=tuple(message.env),
         mounts=tuple(
@@ -86,7 +86,12 @@ def parse_container(message: pb.Container, kind: EventKind) -> Container:
     )
 
 
-def _image_name(annotations: dict[str, str]) -> str:
+def _pairs(mapping: Mapping[str, str]) -> Pairs:
+    # Not items(): protobuf's maps take theirs from collections.abc, and those are slow.
+    return tuple([(key, mapping[key]) for key in sorted(mapping)])
+
+
+def _image_name(annotations: Mapping[str, str]) -> str:
     for key in _IMAGE_KEYS:
         if key in annotations:
             return annotations[key]
