@@ -1,5 +1,5 @@
 /* attack: the first process of a hostile container, root in it with the capabilities that every container gets. Static. It says on
- * stdout, a line each, what it tried and what it got.
+ * stdout, a line each, what it tried and what it got. It goes on for SECONDS or until there is a file /stop.
  *
  *   hunt SECONDS        every process it can see, again and again: take its descriptors, trace it, read its memory, walk its root and
  *                       its open files. "tried PID", and "got HOW PID" for each success
@@ -38,6 +38,11 @@ static double now(void)
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static int going(double until)
+{
+	return now() < until && access("/stop", F_OK);
 }
 
 static void say(const char *what, const char *how, int pid)
@@ -113,7 +118,7 @@ static void hunt(double until)
 {
 	int self = getpid();
 
-	while (now() < until) {
+	while (going(until)) {
 		DIR *proc = opendir("/proc");
 		struct dirent *entry;
 
@@ -157,7 +162,7 @@ static void swap(const char *dir, double until, const char *outside)
 	snprintf(node, sizeof node, "%s/../node", dir);
 	if (symlink(outside, link) || mkfifo(fifo, 0666) || mknod(node, S_IFCHR | 0666, makedev(1, 5)))
 		perror("attack");
-	while (now() < until) {
+	while (going(until)) {
 		DIR *files = opendir(dir);
 		struct dirent *entry;
 
@@ -206,7 +211,7 @@ static void forks(double until)
 		n++;
 	}
 	say("full", "pids", n);
-	while (now() < until)
+	while (going(until))
 		usleep(20000);
 }
 
@@ -217,7 +222,7 @@ static void eat(long mib, double until)
 	for (long i = 0; i < mib << 20; i += 4096)
 		at[i] = 1;
 	say("eaten", "mib", mib);
-	while (now() < until)
+	while (going(until))
 		for (long i = 0; i < mib << 20; i += 4096)
 			at[i]++;
 	say("alive", "mib", mib);

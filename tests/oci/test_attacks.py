@@ -75,11 +75,17 @@ def started(bundle: Bundle) -> None:
     assert bundle.start().code == 0
 
 
+def stop(bundle: Bundle) -> None:
+    """The attack ends, and all it has to say is in ``output``."""
+    (bundle.rootfs / "stop").touch()
+    until("the end of the attack", lambda: leftovers.read_process(bundle.pid) is None, 20)
+
+
 def test_no_process_of_the_container_reaches_into_the_worker(
     daemon: PluginProcess, slow: SlowFs, make_bundle: MakeBundle
 ) -> None:
     """In the host's pid namespace, so that it sees the worker at all. The victim shows that the attacks are real."""
-    bundle = hostile(make_bundle(RUNTIME, "/attack", "hunt", "1.5"), daemon, "slow", slow)
+    bundle = hostile(make_bundle(RUNTIME, "/attack", "hunt", "30"), daemon, "slow", slow)
     bundle.spec["linux"]["namespaces"] = [n for n in bundle.spec["linux"]["namespaces"] if n["type"] != "pid"]
     command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "sleep", "60"]
     with subprocess.Popen(command) as victim:
@@ -87,8 +93,8 @@ def test_no_process_of_the_container_reaches_into_the_worker(
             until("a victim without capabilities", lambda: "sleep" in _comm(victim.pid), 10)
             started(bundle)
             target = worker(daemon)
-            outcome = daemon.outcome(bundle.id)
-            until("the end of the hunt", lambda: leftovers.read_process(bundle.pid) is None, 20)
+            outcome = daemon.outcome(bundle.id)["outcome"]
+            stop(bundle)
         finally:
             victim.kill()
     lines = set(bundle.output)
@@ -97,7 +103,7 @@ def test_no_process_of_the_container_reaches_into_the_worker(
     assert not [line for line in lines if line.startswith("got") and line.endswith(f" {target.pid}")]
     zygote_and_daemon = {str(target.parent), str(daemon.pid)}
     assert not [line for line in lines if line.startswith("got") and line.split()[-1] in zygote_and_daemon]
-    assert outcome["outcome"]["resident_bytes"] == 16 * MIB
+    assert [file["state"] for file in outcome["files"] if file["path"].startswith("/slow")] == ["warmed"]
 
 
 def test_poisoned_image_is_never_run(daemon: PluginProcess, make_bundle: MakeBundle) -> None:
@@ -118,7 +124,7 @@ def test_files_swapped_under_the_worker(
     place: Path, daemon: PluginProcess, slow: SlowFs, make_bundle: MakeBundle
 ) -> None:
     secret = pages.make_model(place / "secret", MIB)
-    bundle = make_bundle(RUNTIME, "/attack", "swap", "/models", "4", f"/../../../../../../..{secret}")
+    bundle = make_bundle(RUNTIME, "/attack", "swap", "/models", "30", f"/../../../../../../..{secret}")
     hostile(bundle, daemon, "slow", slow)
     for number in range(300):
         bundle.add(f"models/f{number:03}", b"x" * 8192).chmod(0o644)
@@ -126,7 +132,7 @@ def test_files_swapped_under_the_worker(
     started(bundle)
     outcome = daemon.outcome(bundle.id)["outcome"]
     assert outcome["state"] in ("done", "partial") and time.monotonic() - began < 15, outcome
-    until("the attack's last word", lambda: any("swapped" in line for line in bundle.output), 20)
+    stop(bundle)
     [swapped] = [int(line.split()[2]) for line in bundle.output if line.startswith("swapped")]
     assert swapped > 1000
     assert "opened fifo 0" not in bundle.output
@@ -162,14 +168,15 @@ def test_pids_used_up(daemon: PluginProcess, slow: SlowFs, make_bundle: MakeBund
 
 def test_memory_used_up(daemon: PluginProcess, slow: SlowFs, make_bundle: MakeBundle) -> None:
     """The container takes what the budget had been worked out from: our pages are reclaimed, nobody of it is killed."""
-    bundle = make_bundle(RUNTIME, "/attack", "eat", "24", "8", memory_bytes=32 * MIB)
+    bundle = make_bundle(RUNTIME, "/attack", "eat", "24", "30", memory_bytes=32 * MIB)
     hostile(bundle, daemon, "squeezed", slow)
     began = time.monotonic()
     started(bundle)
     outcome = daemon.outcome(bundle.id)["outcome"]
     assert time.monotonic() - began < 7
     assert outcome["state"] in ("done", "partial", "over-budget", "deadline", "failed"), outcome
-    until("the container's last word", lambda: "alive mib 24" in bundle.output, 20)
+    stop(bundle)
+    assert "alive mib 24" in bundle.output
     assert daemon.alive() and daemon.status()["jobs"]["running"] == 0
 
 
