@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
+from functools import partial
 from typing import TypeVar
 
 from nri_warmup.config import ANNOTATION_KEYS, is_pattern, is_profile_name
@@ -29,6 +30,7 @@ from nri_warmup.units import parse_duration, parse_size
 
 E = TypeVar("E", bound=Enum)
 N = TypeVar("N", int, float)
+Complain = Callable[[str], None]
 
 DOMAIN = "nri-warmup.dev"
 PLANNED = f"planned.{DOMAIN}"
@@ -37,9 +39,13 @@ PLANNED = f"planned.{DOMAIN}"
 MAX_COMPONENT = 255
 """NAME_MAX of every Linux file system; a longer one matches nothing and costs time in a glob."""
 MAX_COMPLAINTS = 16
+MAX_VALUE = 32 << 10
+"""Characters of one annotation, and"""
+MAX_LINES = 1024
+"""lines of it: the runtime waits for the reply meanwhile, and a tenant may write 256 KiB."""
 
 _KNOWN = tuple(f"{key}.{DOMAIN}" for key in ANNOTATION_KEYS)
-_CONTAINER = "container."
+_CONTAINER = "/container."
 
 
 class _Scope(IntEnum):
@@ -52,15 +58,37 @@ class _Scope(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
     scope: _Scope
-    place: str
+    annotation: str
     value: str
+
+
+class _Complaints:
+    """The first of them, and how many more there were; those cost nothing to make."""
+
+    def __init__(self, container: str) -> None:
+        self._container = container
+        self._kept: list[Complaint] = []
+        self._left = 0
+
+    def add(self, annotation: str, message: str | Callable[[], str]) -> None:
+        if len(self._kept) >= MAX_COMPLAINTS:
+            self._left += 1
+            return
+        text = message if isinstance(message, str) else message()
+        place = f"{_clean(annotation)} (container {_clean(self._container)})"
+        self._kept.append(Complaint(place=place, message=text))
+
+    def all(self) -> tuple[Complaint, ...]:
+        if not self._left:
+            return tuple(self._kept)
+        return (*self._kept, Complaint(place=f"*.{DOMAIN}", message=f"{self._left} more complaints"))
 
 
 def parse_request(pod: Pod, container: Container) -> WarmupRequest:
     """What the annotations of ``pod``, and of ``container`` itself (Podman has only these), ask for this container."""
     if not any(DOMAIN in key for items in (pod.annotations, container.annotations) for key, _ in items):
         return WarmupRequest()
-    complaints: list[Complaint] = []
+    complaints = _Complaints(container.name)
     found: dict[str, _Found] = {}
     for items in (pod.annotations, container.annotations):
         for key, candidate in _candidates(items, container.name, complaints):
@@ -70,44 +98,52 @@ def parse_request(pod: Pod, container: Container) -> WarmupRequest:
     request = WarmupRequest(named=any(item.scope >= _Scope.POD_ENTRY for item in found.values()))
     for key in ANNOTATION_KEYS:
         if key in found:
+            annotation = found[key].annotation
             try:
-                request = _READERS[key](request, found[key].value, complaints, found[key].place)
+                request = _READERS[key](request, found[key].value, partial(complaints.add, annotation))
             except RequestError as error:
-                complaints.append(Complaint(place=found[key].place, message=str(error)))
-    if len(complaints) > MAX_COMPLAINTS:
-        left = len(complaints) - MAX_COMPLAINTS
-        complaints[MAX_COMPLAINTS:] = [Complaint(place=f"*.{DOMAIN}", message=f"{left} more complaints")]
-    return replace(request, complaints=tuple(complaints))
+                complaints.add(annotation, str(error))
+    return replace(request, complaints=complaints.all())
 
 
-def _candidates(items: Pairs, container: str, complaints: list[Complaint]) -> Iterator[tuple[str, _Found]]:
+def _candidates(items: Pairs, container: str, complaints: _Complaints) -> Iterator[tuple[str, _Found]]:
     """The annotations that are meant for this container. Keys we do not know become complaints."""
     for annotation, value in items:
         name, slash, suffix = annotation.partition("/")
         if not (name == DOMAIN or name.endswith(f".{DOMAIN}")) or annotation == PLANNED:
             continue
-        place = f"{_clean(annotation)} (container {_clean(container)})"
         key = name.removesuffix(f".{DOMAIN}")
         if key not in ANNOTATION_KEYS:
-            complaints.append(Complaint(place=place, message=_unknown(suffix if name == DOMAIN else key)))
-        elif not slash:
-            yield key, _Found(scope=_Scope.BARE, place=place, value=value)
-        elif suffix == "pod":
-            try:
-                entries = parse_named_values(value)
-            except RequestError as error:
-                complaints.append(Complaint(place=place, message=str(error)))
-                continue
-            if entries is None:
-                yield key, _Found(scope=_Scope.POD, place=place, value=value)
-            elif container in entries:
-                yield key, _Found(scope=_Scope.POD_ENTRY, place=place, value=entries[container])
-        elif suffix.startswith(_CONTAINER):
-            if container and suffix == _CONTAINER + container:
-                yield key, _Found(scope=_Scope.CONTAINER, place=place, value=value)
-        else:
-            message = f"/{_clean(suffix)} addresses nothing; write /pod, /container.<name> or no suffix"
-            complaints.append(Complaint(place=place, message=message))
+            complaints.add(annotation, partial(_unknown, suffix if name == DOMAIN else key))
+            continue
+        try:
+            found = _addressed(annotation, slash + suffix, value, container)
+        except RequestError as error:
+            complaints.add(annotation, str(error))
+            continue
+        if found is not None:
+            yield key, found
+
+
+def _addressed(annotation: str, suffix: str, value: str, container: str) -> _Found | None:
+    """The value if it is meant for ``container``. RequestError for a suffix that addresses nothing or a broken map."""
+    if suffix.startswith(_CONTAINER):
+        if not container or suffix != _CONTAINER + container:
+            return None
+        scope = _Scope.CONTAINER
+    elif suffix == "/pod":
+        scope = _Scope.POD
+    elif not suffix:
+        scope = _Scope.BARE
+    else:
+        raise RequestError(f"{_clean(suffix)} addresses nothing; write /pod, /container.<name> or no suffix")
+    if len(value) > MAX_VALUE or value.count("\n") > MAX_LINES:
+        raise RequestError(f"more than {MAX_VALUE} characters or {MAX_LINES} lines; not read")
+    if scope is _Scope.POD and (entries := parse_named_values(value)) is not None:
+        if container not in entries:
+            return None
+        scope, value = _Scope.POD_ENTRY, entries[container]
+    return _Found(scope=scope, annotation=annotation, value=value)
 
 
 def _unknown(key: str) -> str:
@@ -120,7 +156,7 @@ def _unknown(key: str) -> str:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _read_profile(request: WarmupRequest, text: str, complaints: list[Complaint], place: str) -> WarmupRequest:
+def _read_profile(request: WarmupRequest, text: str, complain: Complain) -> WarmupRequest:
     name = text.strip()
     if not name:
         return replace(request, opt_out=True)
@@ -129,16 +165,16 @@ def _read_profile(request: WarmupRequest, text: str, complaints: list[Complaint]
     return replace(request, profile=name)
 
 
-def _read_files(request: WarmupRequest, text: str, complaints: list[Complaint], place: str) -> WarmupRequest:
+def _read_files(request: WarmupRequest, text: str, complain: Complain) -> WarmupRequest:
     patterns: dict[str, None] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         pattern = line.strip()
         if not pattern:
             continue
         try:
             patterns[_path_pattern(pattern)] = None
         except RequestError as error:
-            complaints.append(Complaint(place=place, message=str(error)))
+            complain(str(error))
     if not patterns:
         raise RequestError("no usable pattern; write absolute paths or globs, one a line (an empty profile opts out)")
     return replace(request, files=tuple(patterns))
@@ -152,22 +188,22 @@ def _path_pattern(text: str) -> str:
     return text
 
 
-def _read_gate(request: WarmupRequest, text: str, complaints: list[Complaint], place: str) -> WarmupRequest:
+def _read_gate(request: WarmupRequest, text: str, complain: Complain) -> WarmupRequest:
     return replace(request, gate=_member(Gate, text))
 
 
-def _read_deadline(request: WarmupRequest, text: str, complaints: list[Complaint], place: str) -> WarmupRequest:
+def _read_deadline(request: WarmupRequest, text: str, complain: Complain) -> WarmupRequest:
     seconds = _parsed(parse_duration, text)
     if seconds <= 0:
         raise RequestError(f"{_show(text)} is no time at all; write for example 90s")
     return replace(request, deadline_s=seconds)
 
 
-def _read_residency(request: WarmupRequest, text: str, complaints: list[Complaint], place: str) -> WarmupRequest:
+def _read_residency(request: WarmupRequest, text: str, complain: Complain) -> WarmupRequest:
     return replace(request, residency=_member(Residency, text))
 
 
-def _read_max_bytes(request: WarmupRequest, text: str, complaints: list[Complaint], place: str) -> WarmupRequest:
+def _read_max_bytes(request: WarmupRequest, text: str, complain: Complain) -> WarmupRequest:
     size = _parsed(parse_size, text)
     if size <= 0:
         raise RequestError(f"{_show(text)} would warm nothing; an empty profile opts out")
@@ -216,7 +252,7 @@ def parse_named_values(text: str) -> dict[str, str] | None:
     """
     if text.lstrip().startswith("{"):
         return _json_entries(text)
-    lines = [line.rstrip() for line in text.splitlines()]
+    lines = [line.rstrip() for line in text.split("\n")]
     meaningful = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not meaningful or _ENTRY.fullmatch(meaningful[0]) is None:
         return None

@@ -8,7 +8,7 @@ from nri_warmup.errors import RequestError
 from nri_warmup.model.lifecycle import Container, Pod, pairs
 from nri_warmup.model.profile import Gate, Residency
 from nri_warmup.model.request import Complaint, WarmupRequest
-from nri_warmup.request import MAX_COMPLAINTS, PLANNED, parse_named_values, parse_request
+from nri_warmup.request import MAX_COMPLAINTS, MAX_LINES, MAX_VALUE, PLANNED, parse_named_values, parse_request
 
 LONG = "a-container-whose-name-is-too-long-for-an-annotation-key-suffix"
 
@@ -148,9 +148,16 @@ def test_good_lines_beside_bad_ones_are_kept() -> None:
 
 
 def test_complaints_are_bounded() -> None:
-    request = ask({"files.nri-warmup.dev": "x\n" * 10_000})
+    request = ask({"files.nri-warmup.dev": "x\n" * 1000})
     assert len(request.complaints) == MAX_COMPLAINTS + 1
-    assert request.complaints[-1] == Complaint(place="*.nri-warmup.dev", message="9985 more complaints")
+    assert request.complaints[-1] == Complaint(place="*.nri-warmup.dev", message="985 more complaints")
+
+
+@pytest.mark.parametrize("value", ["/x\n" * (MAX_LINES + 1), "/" + "x" * MAX_VALUE])
+def test_a_value_too_large_is_not_read(value: str) -> None:
+    request = ask({"files.nri-warmup.dev/pod": value, "files.nri-warmup.dev": "/a"})
+    assert request.files == ("/a",)
+    assert "not read" in request.complaints[0].message
 
 
 def test_a_domain_that_only_looks_like_ours() -> None:
