@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	nri "github.com/containerd/nri/pkg/adaptation"
@@ -16,6 +17,7 @@ type load struct {
 	Events []string `json:"events"` // what each pod goes through; none: its whole life
 	Rate   float64  `json:"rate"`   // events a second; 0: back to back
 	Expect string   `json:"expect"` // annotation that a labelled container gets
+	Raw    string   `json:"raw"`    // event whose every latency is told, in the order of size
 }
 
 var wholeLife = []string{
@@ -64,6 +66,13 @@ func (r *runtime) load(s *synthetic, l *load) (reply, error) {
 	latency := map[string]reply{}
 	for key, values := range took {
 		latency[key] = quantiles(values)
+		if l.Raw != "" && strings.HasPrefix(key, l.Raw+"/") {
+			raw := []float64{}
+			for _, value := range values {
+				raw = append(raw, float64(value.Nanoseconds())/1000)
+			}
+			latency[key]["raw"] = raw
+		}
 	}
 	return reply{"events": done, "seconds": seconds, "events_per_s": float64(done) / seconds, "adjusted": adjusted, "latency_us": latency}, nil
 }
