@@ -32,7 +32,6 @@ class Task:
         "cpus",
         "deadline_s",
         "gid",
-        "hold",
         "literal",
         "max_bytes",
         "max_files",
@@ -54,7 +53,6 @@ class Task:
         self.deadline_s = 300.0
         self.readahead_bytes = 128 << 10
         self.cold = True
-        self.hold = False
         self.populate = True
         self.cgroups: tuple[tuple[str, bool], ...] = ()
         """(path of a cgroup.procs file, whether page cache is charged there)."""

@@ -198,8 +198,6 @@ def change_root(rootfs: str, before: os.stat_result) -> None:
 def drop(task: Task, zygote_pid: int) -> None:
     privileged = os.geteuid() == 0 or bool(task.namespaces & syscalls.CLONE_NEWUSER)
     keep: tuple[int, ...] = () if task.uid is not None or not privileged else KEEP_CAPABILITIES
-    if task.hold and keep:
-        keep = (*keep, syscalls.CAP_IPC_LOCK)
     if privileged:
         syscalls.drop_bounding_set(keep)
     if task.uid is not None and task.gid is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -121,6 +122,7 @@ class Injector:
                 return
             if self._process is not None:
                 self.restarts += 1
+                self._process.kill()
                 await asyncio.to_thread(self._process.wait)
             self._spawn()
             assert self._ready is not None
@@ -205,9 +207,8 @@ class Injector:
         except ContainerGone as exc:
             outcome = Outcome(state=OutcomeState.CONTAINER_GONE, reason=str(exc), resident_bytes=None)
         except (WarmupError, OSError) as exc:
-            state = OutcomeState.FAILED
-            if own_pidfd is None and pidfd is None and isinstance(exc, KernelError) and job.pid:
-                state = OutcomeState.CONTAINER_GONE  # no such process
+            gone = isinstance(exc, KernelError) and exc.errno == errno.ESRCH  # no such process
+            state = OutcomeState.CONTAINER_GONE if gone else OutcomeState.FAILED
             outcome = Outcome(state=state, reason=str(exc), resident_bytes=None)
         finally:
             if own_pidfd is not None:

@@ -65,7 +65,7 @@ class MemoryReading:
 
 
 def parse_mounts(mountinfo: str) -> tuple[Hierarchy, ...]:
-    """Hierarchies in a mountinfo file, the first mount of each."""
+    """Hierarchies in a mountinfo file; of several mounts of one, the first that shows all of it."""
     found: dict[frozenset[str], Hierarchy] = {}
     for line in mountinfo.splitlines():
         left, separator, right = line.partition(" - ")
@@ -84,7 +84,9 @@ def parse_mounts(mountinfo: str) -> tuple[Hierarchy, ...]:
             controllers=controllers,
             version=2 if v2 else 1,
         )
-        found.setdefault(controllers, hierarchy)
+        known = found.get(controllers)
+        if known is None or (known.mount_root != "/" and hierarchy.mount_root == "/"):
+            found[controllers] = hierarchy
     return tuple(found.values())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nri_warmup.inject.job import WarmJob
 from nri_warmup.inject.zygote import Injector
-from nri_warmup.model.outcome import Outcome
+from nri_warmup.model.outcome import Outcome, Progress
 
 
 def warm(job: WarmJob) -> Outcome:
@@ -54,7 +54,7 @@ class Held:
 def while_held(tmp_path: Path, job: WarmJob, look: Callable[[Held], Awaitable[None] | None]) -> Outcome:
     """Run ``job``, call ``look`` while its worker waits for a lease, let it go on, and give the outcome.
 
-    The job must want a file of at least 2 MiB.
+    The job must want one file of at least 2 MiB, of the name model.bin.
     """
 
     async def main() -> Outcome:
@@ -65,7 +65,12 @@ def while_held(tmp_path: Path, job: WarmJob, look: Callable[[Held], Awaitable[No
             held.hold()
             waiting = asyncio.Event()
             try:
-                task = asyncio.create_task(injector.run(job, None, lambda _: waiting.set()))
+
+                def tell(progress: Progress) -> None:
+                    if progress.current.endswith("/model.bin"):
+                        waiting.set()
+
+                task = asyncio.create_task(injector.run(job, None, tell))
                 entered = asyncio.create_task(waiting.wait())
                 await asyncio.wait([task, entered], timeout=20, return_when=asyncio.FIRST_COMPLETED)
                 assert waiting.is_set(), task.result() if task.done() else "the worker never reported"

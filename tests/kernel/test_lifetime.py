@@ -79,6 +79,28 @@ def test_cancel(disk: Path, box: Container) -> None:
     assert while_held(disk, job(box), cancel).state is OutcomeState.CANCELLED
 
 
+def test_a_caller_that_is_cancelled_leaves_no_worker(disk: Path, box: Container) -> None:
+    async def main() -> None:
+        lease = disk / "lease"
+        lease.touch()
+        async with Injector(lease_path=str(lease)) as injector:
+            held = Held(injector, lease)
+            held.hold()
+            inside = asyncio.Event()
+            running = asyncio.create_task(injector.run(job(box), None, lambda _: inside.set()))
+            await asyncio.wait_for(inside.wait(), 10)
+            worker = held.worker_pid
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            await asyncio.to_thread(wait_for, lambda: gone(worker), "the worker to go", 1.0)
+            held.release()
+            assert (await injector.run(job(box))).state is OutcomeState.DONE
+            assert injector.stuck == 0
+
+    asyncio.run(main())
+
+
 def test_deadline_is_kept(disk: Path, box: Container) -> None:
     async def until_gone(held: Held) -> None:
         worker = held.worker_pid

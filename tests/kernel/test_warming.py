@@ -22,7 +22,18 @@ from nri_warmup.kernel.pagecache import PIECE, Mapping
 from nri_warmup.model.outcome import OutcomeState
 from nri_warmup.model.profile import Residency
 from nri_warmup.model.warmset import FileState
-from tests.kernel.containers import MIB, MemoryCgroup, counts, drop, make_file, memory_cgroup, read_all, resident
+from tests.kernel.containers import (
+    MIB,
+    MemoryCgroup,
+    container,
+    counts,
+    drop,
+    make_file,
+    memory_cgroup,
+    read_all,
+    resident,
+    wait_for,
+)
 from tests.kernel.jobs import warm
 
 
@@ -227,6 +238,50 @@ def test_a_limit_without_a_budget_kills_nobody_but_ends_as_an_outcome(
     assert outcome.state in (OutcomeState.PARTIAL, OutcomeState.OVER_BUDGET, OutcomeState.FAILED), outcome
     assert outcome.reason
     assert memory.usage() <= 24 * MIB
+
+
+def test_a_container_that_has_used_up_its_memory_survives(disk: Path, memory: MemoryCgroup) -> None:
+    """Whom the OOM killer takes, if it comes to that, is the worker; how it ends is an outcome."""
+    root = disk / "rootfs"
+    root.mkdir()
+    make_file(root / "model", 96 * MIB)
+    memory.limit(48 * MIB)
+    hog = "import sys; block = bytearray(36 << 20); print('full', flush=True); sys.stdin.read()"
+    with container(root, cgroups=[memory.path]) as box:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", f"open({memory.procs!r}, 'w').write('0'); {hog}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout.readline() == b"full\n"
+            outcome = warm(WarmJob(id="x", pid=box.pid, patterns=("/model",), deadline_s=30))
+            assert outcome.state in (OutcomeState.PARTIAL, OutcomeState.OVER_BUDGET, OutcomeState.FAILED), outcome
+            assert outcome.reason
+            assert process.poll() is None and box.process.poll() is None
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_a_container_that_has_used_up_its_processes(disk: Path) -> None:
+    pids = Path("/sys/fs/cgroup/pids")
+    if not (pids / "cgroup.procs").exists():
+        pytest.skip("no v1 pids controller")
+    group = pids / f"nri-warmup-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        root = disk / "rootfs"
+        root.mkdir()
+        make_file(root / "model", 3 * MIB)
+        with container(root, cgroups=[group]) as box:
+            (group / "pids.max").write_text("1")
+            outcome = warm(WarmJob(id="x", pid=box.pid, patterns=("/model",)))
+        assert outcome.state is OutcomeState.DONE, outcome
+    finally:
+        wait_for(lambda: not (group / "cgroup.procs").read_text(), "the cgroup to be empty")
+        group.rmdir()
 
 
 def test_max_bytes_cuts_by_file(disk: Path) -> None:

@@ -78,6 +78,13 @@ def test_part_of_a_hierarchy_mounted_and_paths_outside_it(tmp_path: Path) -> Non
         assert [member.directory for member in cgroup.read_memberships(root, 77)] == expected, path
 
 
+def test_of_two_mounts_the_whole_one_is_taken(tmp_path: Path) -> None:
+    part = "50 31 0:38 /docker/abc /mnt/part rw - cgroup2 cgroup2 rw\n"
+    for mounts in (part + V2_MOUNTS, V2_MOUNTS + part):
+        root = tree(tmp_path, mounts, "0::/elsewhere\n", {})
+        assert [member.directory for member in cgroup.read_memberships(root, 77)] == ["sys/fs/cgroup/elsewhere"]
+
+
 def test_escaped_mount_point_and_deleted_cgroup(tmp_path: Path) -> None:
     mounts = "41 31 0:38 / /sys/fs/my\\040cgroup rw - cgroup2 cgroup2 rw\n"
     root = tree(tmp_path, mounts, "0::/gone (deleted)\n", {})
