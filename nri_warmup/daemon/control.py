@@ -19,7 +19,8 @@ from typing import Any
 from nri_warmup.daemon import logs
 
 VERSION = 1
-MAX_LINE_BYTES = 65536
+MAX_LINE_BYTES = 2 << 20
+"""A hook sends the runtime's whole state, annotations and all."""
 _MAX_CLIENTS = 1024
 _IDLE_S = 30.0
 
@@ -81,7 +82,7 @@ class ControlServer:
             request = json.loads(line)
             if not isinstance(request, dict):
                 raise ValueError("a request is a JSON object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             await _send(writer, {"done": True, "error": f"not a request: {error}"})
             return
         operation = self._operations.get(str(request.get("op")))

@@ -1,6 +1,9 @@
 """Operation ``gate`` of the control socket: an OCI hook tells of a container about to start and waits to be let go.
 
-    {"v":1,"op":"gate","id":ID,"pid":PID,"bundle":DIR}  ->  progress lines, one a second  ->  {"done":true,"exit":0}
+    {"v":1,"op":"gate","id":ID,"state":{"pid":…,"bundle":…}}  ->  a progress line a second  ->  {"done":true,"exit":0}
+
+``state`` is the runtime's own, as the hook got it; ``id``, where it is not empty, is the container that the hook was
+injected for.
 
 The process is created and in its cgroup, the mounts are made, and it has not pivoted into its rootfs yet: the worker
 enters its mount namespace and changes its root to the rootfs there. The container is held until all is warm, at most
@@ -92,8 +95,11 @@ class GateKeeper:
 
     def _open(self, message: Message) -> Entry:
         """The container's entry with its warm-up begun (or begun before). Raises GateRefused."""
+        given, container_id = message.get("state"), message.get("id")
         try:
-            state = oci.parse_state(message)
+            if isinstance(given, dict) and container_id:
+                given = {**given, "id": container_id}
+            state = oci.parse_state(given)
         except RemoteProtocolError as error:
             raise GateRefused("refused", str(error)) from error
         if not state.pid:

@@ -68,7 +68,8 @@ def _stamp(record: logging.LogRecord) -> str:
 
 def log(level: int, message: str, **fields: object) -> None:
     """One structured line."""
-    LOG.log(level, message, extra={"fields": fields})
+    if LOG.isEnabledFor(level):
+        LOG.log(level, message, extra={"fields": fields})
 
 
 def info(message: str, **fields: object) -> None:

@@ -24,7 +24,7 @@ from nri_warmup.daemon.warmup import Warmer
 from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, LifecycleEvent, Pod, Runtime
 from nri_warmup.model.node import NodeState
 from nri_warmup.model.outcome import Outcome, OutcomeState
-from nri_warmup.model.plan import Adjustment
+from nri_warmup.model.plan import Adjustment, WarmupPlan
 from nri_warmup.model.profile import Config, Gate
 from nri_warmup.observe.metrics import Registry as Metrics
 from nri_warmup.policy.decide import decide
@@ -52,7 +52,6 @@ class Pipeline:
         self.registry = Registry()
         self.runtime = Runtime()
         self.connected = False
-        self._node = node
         self._warmer = warmer
         self._metrics = metrics
         self._warmed = warmed
@@ -60,6 +59,7 @@ class Pipeline:
         self._start_gate = StartGate(clock)
         self._on_config_text = on_config_text
         self._clock = clock
+        self.use_node(node)
         self.use_config(config)
 
     def use_config(self, config: Config) -> None:
@@ -70,6 +70,7 @@ class Pipeline:
 
     def use_node(self, node: NodeState) -> None:
         self._node = node
+        self._hopeful = replace(node, hook_usable=True)
 
     def node_now(self, *, in_hook: bool = False) -> NodeState:
         """What is known of the host, with what may be different at every decision."""
@@ -173,20 +174,34 @@ class Pipeline:
     # -- what happens to one container -----------------------------------------------------------------------------
 
     def _plan(self, pod: Pod, container: Container, *, in_hook: bool = False) -> Entry:
-        plan = decide(pod, container, self.config, self.runtime, self.node_now(in_hook=in_hook))
+        plan = self._decide(pod, container, in_hook=in_hook)
         entry = Entry(pod=pod, container=container, plan=plan, by_hook=in_hook)
-        self._metrics.inc("nri_warmup_plans_total", profile=plan.profile or "", gate=plan.gate.value)
-        for reason in plan.reasons:
-            self._metrics.inc("nri_warmup_reasons_total", kind=reason.kind.value, code=reason.code)
         if plan.is_empty:
             entry.state = OutcomeState.SKIPPED
             self.registry.history.append(entry)
-            _log_entry(logs.debug, "nothing to do", entry, why="; ".join(map(str, plan.reasons)))
         else:
             self.registry.add(entry)
-            self._metrics.set("nri_warmup_containers_tracked", len(self.registry))
-            _log_entry(logs.info, "planned", entry, why="; ".join(map(str, plan.reasons)))
+        _soon(self._note_plan, entry)
         return entry
+
+    def _decide(self, pod: Pod, container: Container, *, in_hook: bool) -> WarmupPlan:
+        """The host's hook and budget are looked at only for a plan that would hold the entrypoint."""
+        if not in_hook:
+            plan = decide(pod, container, self.config, self.runtime, self._hopeful)
+            if plan.gate is Gate.NONE:
+                return plan
+        return decide(pod, container, self.config, self.runtime, self.node_now(in_hook=in_hook))
+
+    def _note_plan(self, entry: Entry) -> None:
+        plan = entry.plan
+        self._metrics.inc("nri_warmup_plans_total", profile=plan.profile or "", gate=plan.gate.value)
+        for reason in plan.reasons:
+            self._metrics.inc("nri_warmup_reasons_total", kind=reason.kind.value, code=reason.code)
+            if reason.code == "bad-annotation":
+                self._metrics.inc("nri_warmup_complaints_total")
+        self._metrics.set("nri_warmup_containers_tracked", len(self.registry))
+        write, message = (logs.debug, "nothing to do") if plan.is_empty else (logs.info, "planned")
+        _log_entry(write, message, entry, why="; ".join(map(str, plan.reasons)))
 
     def _missed(self, entry: Entry) -> None:
         entry.late = True
@@ -289,6 +304,14 @@ class Pipeline:
             self._warmer.cancel(entry)
         if tasks:
             await asyncio.wait(tasks, timeout=3.0)
+
+
+def _soon(call: Callable[[Entry], None], entry: Entry) -> None:
+    """After the reply, which is written before the event loop's present callback returns; at once without a loop."""
+    try:
+        asyncio.get_running_loop().call_soon(call, entry)
+    except RuntimeError:
+        call(entry)
 
 
 def _log_entry(write: Callable[..., None], message: str, entry: Entry, **fields: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -141,6 +142,8 @@ class Service:
                 logs.warning(f"no {what}", error=error)
 
     async def _serve(self) -> int:
+        gc.collect()
+        gc.freeze()  # what is there now stays: a collection in the middle of a reply need not look at it
         client = asyncio.create_task(self.client.run(), name="nri")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         helpers = [asyncio.create_task(self._watch(), name="watch")]
