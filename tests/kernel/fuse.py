@@ -53,6 +53,16 @@ class HangingFuse:
         """As when the file system's daemon dies: every waiting request fails."""
         _libc.umount2(os.fsencode(self.mount_point), MNT_FORCE | MNT_DETACH)
 
+    def unmount(self) -> None:
+        """As an administrator does: fails when it is in use here, and leaves what other mount namespaces hold."""
+        if _libc.umount2(os.fsencode(self.mount_point), 0) != 0:
+            raise OSError(ctypes.get_errno(), "umount")
+
+    @property
+    def is_mounted_somewhere(self) -> bool:
+        """The kernel tells the server when the last mount is gone."""
+        return self._thread.is_alive()
+
     def _serve(self) -> None:
         while True:
             try:
