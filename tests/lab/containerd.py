@@ -37,7 +37,8 @@ _UNUSED = [
 
 
 class Containerd:
-    """``slot`` as in store.SLOTS. ``handlers``: further runtime handlers, name -> path of an OCI runtime."""
+    """``slot`` as in store.SLOTS. ``handlers``: further runtime handlers, name -> path of an OCI runtime.
+    ``systemd_cgroup``: systemd makes the containers' cgroups (scopes in a slice a pod), as on most nodes."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Containerd:
         handlers: Mapping[str, Path] | None = None,
         nri: Mapping[str, object] | None = None,
         base: Path | None = None,
+        systemd_cgroup: bool = False,
     ) -> None:
         self.slot = slot
         self.binaries = containerd_binaries(slot)
@@ -55,7 +57,10 @@ class Containerd:
         # unix socket's path has at most 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix=f"nriw-{slot}-", dir=base or "/var/tmp"))
         self.directory.chmod(0o711)  # the root of a user namespace passes through
-        self.cgroup_parent = f"/nri-warmup-lab-{os.getpid()}-{slot.replace('.', '')}-{self.directory.name[-4:]}"
+        self._systemd_cgroup = systemd_cgroup
+        name = f"nri-warmup-lab-{os.getpid()}-{slot.replace('.', '')}-{self.directory.name[-4:]}"
+        # A dash in a slice's name is a level of the tree.
+        self.cgroup_parent = f"/{name.replace('-', '')}.slice" if systemd_cgroup else f"/{name}"
         self.socket = self.directory / "containerd.sock"
         self.nri_socket = self.directory / "nri.sock"
         self.log = self.directory / "log"
@@ -256,5 +261,5 @@ class Containerd:
         tables = []
         for name, path in self._handlers.items():
             tables.append(table(f"{prefix}.{name}", runtime_type="io.containerd.runc.v2"))
-            tables.append(table(f"{prefix}.{name}.options", BinaryName=str(path), SystemdCgroup=False))
+            tables.append(table(f"{prefix}.{name}.options", BinaryName=str(path), SystemdCgroup=self._systemd_cgroup))
         return tables

@@ -70,11 +70,19 @@ def mounts_below(directory: Path) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
+def slice_directory(name: str) -> str:
+    """Where systemd puts a slice: ``a-b.slice`` is ``a.slice/a-b.slice``. Other names stay as they are."""
+    if not name.endswith(".slice") or "/" in name.strip("/"):
+        return name
+    words = name.strip("/").removesuffix(".slice").split("-")
+    return "/".join("-".join(words[: count + 1]) + ".slice" for count in range(len(words)))
+
+
 def cgroups(name: str) -> list[Path]:
-    """Directories below a top-level cgroup of that name, in every hierarchy, deepest first."""
+    """Directories at and below the cgroup (or slice) of that name, in every hierarchy, deepest first."""
     found = []
     for mount in set(cgroup_mounts().values()):
-        top = mount / name.strip("/")
+        top = mount / slice_directory(name).strip("/")
         if top.is_dir():
             found += [Path(where) for where, _, _ in os.walk(top)]
     return sorted(found, key=lambda path: len(path.parts), reverse=True)

@@ -1,0 +1,1 @@
+"""Run inside the booted guest (``make test-vm``, ``make test-node``): cgroup v2, NUMA nodes, a kubelet."""
