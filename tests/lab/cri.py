@@ -75,6 +75,8 @@ class Container:
 
 
 class Cri:
+    """``cgroup_parent``: below it each pod gets a cgroup of its own; a name in ``.slice`` is for systemd's driver."""
+
     def __init__(self, socket: Path | str, *, logs: Path, cgroup_parent: str) -> None:
         self._channel = grpc.insecure_channel(
             f"unix://{socket}",
@@ -151,12 +153,17 @@ class Cri:
             annotations=dict(annotations or {}),
             log_directory=str(logs),
             linux=pb.LinuxPodSandboxConfig(
-                cgroup_parent=f"{self._cgroup_parent}/pod{uid}",
+                cgroup_parent=self._pod_cgroup(uid),
                 security_context=pb.LinuxSandboxSecurityContext(namespace_options=options),
             ),
         )
         reply = self._runtime("RunPodSandbox", config=config, runtime_handler=handler)
         return Pod(id=reply.pod_sandbox_id, name=name, config=config)
+
+    def _pod_cgroup(self, uid: str) -> str:
+        if self._cgroup_parent.endswith(".slice"):
+            return f"{self._cgroup_parent.strip('/').removesuffix('.slice')}-pod{uid.replace('-', '_')}.slice"
+        return f"{self._cgroup_parent}/pod{uid}"
 
     def stop_pod(self, pod: Pod) -> None:
         self._runtime("StopPodSandbox", pod_sandbox_id=pod.id)
@@ -183,6 +190,7 @@ class Cri:
         *,
         volumes: Sequence[Volume] = (),
         memory_bytes: int = 0,
+        cpuset_mems: str = "",
         env: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
@@ -199,7 +207,7 @@ class Cri:
             annotations=dict(annotations or {}),
             log_path=f"{name}.log",
             linux=pb.LinuxContainerConfig(
-                resources=pb.LinuxContainerResources(memory_limit_in_bytes=memory_bytes),
+                resources=pb.LinuxContainerResources(memory_limit_in_bytes=memory_bytes, cpuset_mems=cpuset_mems),
                 security_context=pb.LinuxContainerSecurityContext(
                     namespace_options=options, readonly_rootfs=readonly_root
                 ),
