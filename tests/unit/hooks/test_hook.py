@@ -32,27 +32,20 @@ def passed(ran: Ran) -> None:
 def test_says_what_the_runtime_said_and_lets_go(daemon: MakeDaemon) -> None:
     served = daemon(done)
     passed(run_hook("--id", "cafe01", "--socket", served.path, "--deadline", "10", "--closed"))
-    assert served.request() == {"v": 1, "op": "gate", "id": "cafe01", "pid": 4242, "bundle": "/run/bundles/cafe01"}
+    assert served.request() == {"v": 1, "op": "gate", "id": "cafe01", "state": STATE}
 
 
-def test_crun_state_with_root_and_white_space(daemon: MakeDaemon) -> None:
-    state = {"ociVersion": "1.0", "id": "c-1_x.y", "pid": 99, "root": 'rootfs "é"', "bundle": "/", "status": "created"}
+def test_state_of_several_lines_is_one_line(daemon: MakeDaemon) -> None:
+    """crun 1.29 and later indent theirs."""
+    state = {"id": "c-1_x.y", "pid": 99, "root": 'rootfs "é\n', "bundle": "/", "annotations": {"a": '\\"\r\n\t{'}}
     served = daemon(done)
-    passed(run_hook("--socket", served.path, raw=json.dumps(state, indent=2).encode() + b"\n"))
-    assert served.request() == {"v": 1, "op": "gate", "id": "c-1_x.y", "pid": 99, "bundle": "/", "root": 'rootfs "é"'}
+    passed(run_hook("--socket", served.path, raw=json.dumps(state, indent=2, ensure_ascii=False).encode() + b"\r\n"))
+    assert served.request() == {"v": 1, "op": "gate", "id": "", "state": state}
 
 
-def test_annotations_before_the_rest_are_not_taken_for_it(daemon: MakeDaemon) -> None:
-    state = {"annotations": {"pid": "7", 'a"': '\\","pid":8,"', "x": '{"pid":9}'}, "list": [{"pid": 6}], **STATE}
+def test_words_it_does_not_know_are_passed_over(daemon: MakeDaemon) -> None:
     served = daemon(done)
-    passed(run_hook("--socket", served.path, state=state))
-    assert served.request()["pid"] == 4242
-    assert served.request()["id"] == "cafe01"
-
-
-def test_id_given_wins_over_the_state(daemon: MakeDaemon) -> None:
-    served = daemon(done)
-    passed(run_hook("--id=given", "--socket=" + served.path, "--new-option", "x", "--deadline=5"))
+    passed(run_hook("--new-option", "x", "--id", "given", "--socket", served.path, "y", "--id"))
     assert served.request()["id"] == "given"
 
 
@@ -101,7 +94,7 @@ def test_progress_without_end_is_cut_at_the_deadline(daemon: MakeDaemon) -> None
 
 
 def test_queue_of_the_socket_full(tmp_path: Path) -> None:
-    """A daemon that stands still: the kernel accepts a few connections, the next connect() blocks."""
+    """A daemon that stands still, and more hooks than its queue takes: the next one is turned away at once."""
     path = str(tmp_path / "full.sock")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -117,36 +110,9 @@ def test_queue_of_the_socket_full(tmp_path: Path) -> None:
             pytest.fail("the queue did not fill")
         ran = run_hook("--socket", path, "--deadline", "0.4")
         passed(ran)
-        assert 0.4 <= ran.seconds < 10
+        assert "cannot be reached" in refused(run_hook("--socket", path, "--closed"))
         for one in waiting:
             one.close()
-
-
-@pytest.mark.parametrize(
-    ("state", "says"),
-    [
-        ({k: v for k, v in STATE.items() if k != "pid"}, "no pid"),
-        ({**STATE, "pid": 0}, "no pid"),
-        ({**STATE, "pid": 1}, "no pid"),
-        ({**STATE, "pid": -3}, "no pid"),
-        ({**STATE, "pid": "4242"}, "no pid"),
-        ({**STATE, "id": 'x","op":"status'}, "no usable container id"),
-        ({**STATE, "id": ""}, "no usable container id"),
-        ([], "no state"),
-    ],
-)
-def test_states_that_name_no_container(daemon: MakeDaemon, state: object, says: str) -> None:
-    served = daemon(done)
-    passed(run_hook("--socket", served.path, state=state))
-    assert says in refused(run_hook("--socket", served.path, "--closed", state=state))
-    assert served.requests == []
-
-
-@pytest.mark.parametrize("raw", [b"", b"\x00\xff", b"{", b'{"id":"abc', b'{"id":"abc\\', b'"' * 100, b"[" * 1000])
-def test_states_that_are_not_json(daemon: MakeDaemon, raw: bytes) -> None:
-    served = daemon(done)
-    passed(run_hook("--socket", served.path, raw=raw))
-    refused(run_hook("--socket", served.path, "--closed", raw=raw))
 
 
 @pytest.mark.parametrize("how", ["closed", "never-closed", "write-only"])
@@ -176,6 +142,14 @@ def test_reads_stdin_to_the_end_before_it_answers(tmp_path: Path) -> None:
     """A runtime that writes a big state must not meet a closed pipe, however little the hook cares."""
     state = {**STATE, "annotations": {f"k{i}": "v" * 1000 for i in range(6000)}}
     passed(run_hook("--socket", str(tmp_path / "none.sock"), state=state))
+    assert "none.sock" in refused(run_hook("--socket", str(tmp_path / "none.sock"), "--closed", state=state))
+
+
+@pytest.mark.parametrize("option", ["--deadline", "--silence"])
+@pytest.mark.parametrize("value", ["", "soon", "-1", "nan", "1e400"])
+def test_options_that_make_no_sense(daemon: MakeDaemon, option: str, value: str) -> None:
+    path = daemon(silent).path
+    passed(run_hook("--socket", path, option, value, "--deadline", "1"))
 
 
 @pytest.mark.parametrize(
@@ -188,6 +162,7 @@ def test_reads_stdin_to_the_end_before_it_answers(tmp_path: Path) -> None:
         (b'{"v":1,"done":true,"error":"this is version 2"}\n', "this is version 2"),
         (b'{"v":1,"done":true,"exit":1,"reason":"a\\nb\\u001b[31m"}\n', "a\\nb\\u001b[31m"),
         (b"\x80" * 3_000_000, "does not speak this protocol"),
+        (b'{"v":1,"done":true,"exit":1,"reason":""}\n', "the warm-up failed"),
     ],
 )
 def test_daemon_ends_badly(daemon: MakeDaemon, answer: bytes, says: str) -> None:
