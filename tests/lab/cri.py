@@ -7,6 +7,7 @@ own rule). Calls block; from several threads they run side by side.
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from tests.lab._pb import cri_pb2 as pb
 from tests.lab.leftovers import remove_cgroups
 
 CALL_TIMEOUT_S = 120.0
+PATIENCE = float(os.environ.get("NRI_WARMUP_PATIENCE", "1"))
+"""What time limits are multiplied by, where everything is slower: under emulation."""
 
 
 class Timeout(Exception):
@@ -28,6 +31,7 @@ class Timeout(Exception):
 
 def until(what: str, ask: Any, timeout_s: float = 60.0, step_s: float = 0.02) -> Any:
     """Ask until the answer is true and return it; `ask` may return (answer, what it saw) for the message."""
+    timeout_s *= PATIENCE
     end = time.monotonic() + timeout_s
     while True:
         answer = ask()
@@ -170,6 +174,8 @@ class Cri:
 
     def remove_pod(self, pod: Pod) -> None:
         """Stop and remove it and, as kubelet does, its cgroup: that fails while anything is in it."""
+        for container in self._runtime("ListContainers", filter=pb.ContainerFilter(pod_sandbox_id=pod.id)).containers:
+            self._runtime("StopContainer", container_id=container.id, timeout=0)
         self.stop_pod(pod)
         self._runtime("RemovePodSandbox", pod_sandbox_id=pod.id)
         until(f"an empty cgroup of pod {pod.name}", lambda: remove_cgroups(pod.config.linux.cgroup_parent), 10)

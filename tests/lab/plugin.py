@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import leftovers
-from tests.lab.cri import Timeout, until
+from tests.lab.cri import PATIENCE, Timeout, until
 
 ENDED = frozenset(
     ("done", "partial", "over-budget", "deadline", "cancelled", "container-gone", "failed", "skipped", "observed")
@@ -101,7 +101,7 @@ class PluginProcess:
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
             try:
-                self.stopped_well = self._process.wait(15) == 0
+                self.stopped_well = self._process.wait(15 * PATIENCE) == 0
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -126,7 +126,7 @@ class PluginProcess:
         """After its end: processes of it that are still there once ``timeout_s`` has passed."""
         if self._process is None:
             return []
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + timeout_s * PATIENCE
         while True:
             found = [f"{process.pid}: {process.command}" for process in self._seen.values() if process.alive()]
             found += [f"{process.pid}: {process.command}" for process in leftovers.descendants(self.pid)]
@@ -147,7 +147,7 @@ class PluginProcess:
     def ask(self, **request: Any) -> dict[str, Any]:
         """One line on the control socket; the last line of the answer."""
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(10)
+            connection.settimeout(10 * PATIENCE)
             connection.connect(str(self.control))
             connection.sendall(json.dumps({"v": 1, **request}).encode() + b"\n")
             with connection.makefile("rb") as lines:

@@ -17,6 +17,8 @@ from tests.lab.store import probe_binary, program
 from tests.vm import guest
 
 FAILED = pytest.StashKey[bool]()
+NRI_LIMITS = {"plugin_registration_timeout": "30s", "plugin_request_timeout": "20s"}
+"""The runtime's own (5 and 2 seconds) are for machines that are not emulated."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,7 +55,7 @@ def runtime() -> Iterator[Containerd]:
     slot = {"trixie": "1.7", "forky": "2.1"}[guest.SUITE]
     subprocess.run(["modprobe", "fuse"], check=True)
     crun = program("crun")
-    with Containerd(slot, handlers={"crun": crun}, systemd_cgroup=guest.DRIVER == "systemd") as found:
+    with Containerd(slot, handlers={"crun": crun}, nri=NRI_LIMITS, systemd_cgroup=guest.DRIVER == "systemd") as found:
         add_images(found)
         yield found
         shutil.copy(found.log, guest.OUT / "containerd.log")

@@ -21,7 +21,7 @@ from tests.lab.cri import until
 from tests.lab.plugin import PluginProcess
 from tests.lab.store import cache_directory, program
 from tests.vm import guest
-from tests.vm.conftest import add_images
+from tests.vm.conftest import NRI_LIMITS, add_images
 
 HERE = Path(__file__).resolve().parent
 CONFIG: dict[str, Any] = {
@@ -181,7 +181,7 @@ class Node:
 def node() -> Iterator[Node]:
     assert guest.DRIVER == "systemd", "a kubelet's node uses systemd's driver: CGROUP_DRIVER=systemd"
     _network()
-    with Containerd("2.4", handlers={"crun": program("crun")}, systemd_cgroup=True) as runtime:
+    with Containerd("2.4", handlers={"crun": program("crun")}, nri=NRI_LIMITS, systemd_cgroup=True) as runtime:
         add_images(runtime)
         plugin = PluginProcess(runtime.nri_socket, runtime.directory / "plugin", CONFIG)
         plugin.start()

@@ -29,7 +29,7 @@ numactl -H | grep -E 'cpus|size|^ +[0-9]+:' || true
 
 cat >/etc/profile.d/lab.sh <<PROFILE
 export PATH=/opt/lab/venv/bin:/opt/lab/cache/nri-warmup-lab/node:$PATH
-export XDG_CACHE_HOME=/opt/lab/cache PYTHONUNBUFFERED=1 NRI_WARMUP_GUEST=$SUITE NRI_WARMUP_GUEST_DRIVER=$CGROUP_DRIVER
+export XDG_CACHE_HOME=/opt/lab/cache PYTHONUNBUFFERED=1 NRI_WARMUP_PATIENCE=5 NRI_WARMUP_GUEST=$SUITE NRI_WARMUP_GUEST_DRIVER=$CGROUP_DRIVER
 export NRI_WARMUP_GUEST_TOPOLOGY=$TOPOLOGY NRI_WARMUP_NO_SKIP=${NO_SKIP:-0}
 cd /repo
 PROFILE
