@@ -67,7 +67,7 @@ def _cgroups(root: Root, job: WarmJob, task: Task) -> None:
         ordered = [m for m in memberships if m is not memory] + ([memory] if memory else [])
         task.cgroups = tuple((root.resolve(m.procs), m is memory) for m in ordered)
         if memory is not None:
-            task.owner = root.read_inode(memory.directory)
+            task.owner = root.read_inode(cgroup.charged_directory(root, memory))
 
 
 def retry_as_owner(root: Root, job: WarmJob, task: Task, paths: tuple[str, ...]) -> Task | None:

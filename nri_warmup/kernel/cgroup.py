@@ -154,6 +154,18 @@ def has_memory_controller(root: Root, hierarchy: Hierarchy) -> bool:
         return False
 
 
+def charged_directory(root: Root, membership: Membership) -> str:
+    """Which cgroup the memory of a process there is charged to. On v2 the nearest one up from its own that has the
+    controller: crun puts a container's processes into a cgroup below its scope that has none (cgroup-v2.rst,
+    "Top-down Constraint")."""
+    directory = membership.directory
+    if membership.hierarchy.version == 2:
+        top = membership.hierarchy.mount_point.strip("/") + "/"
+        while directory.startswith(top) and not root.exists(f"{directory}/memory.current"):
+            directory = directory.rpartition("/")[0]
+    return directory
+
+
 def read_version(root: Root) -> int:
     """2, 1, or 0 where no memory controller is mounted."""
     hierarchies = read_hierarchies(root)

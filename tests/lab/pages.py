@@ -149,7 +149,10 @@ def memory_cgroup(pid: int) -> Path:
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if (wanted in controllers.split(",")) if wanted else not controllers:
-            return mounts[wanted] / path.lstrip("/")
+            found = mounts[wanted] / path.lstrip("/")
+            while not wanted and not (found / "memory.current").exists() and found != mounts[wanted]:
+                found = found.parent  # v2: a cgroup without the controller is charged to the next one up that has it
+            return found
     raise RuntimeError(f"pid {pid} is in no memory cgroup")
 
 

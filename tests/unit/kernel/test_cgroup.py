@@ -68,6 +68,19 @@ def test_v2_with_and_without_its_memory_controller(tmp_path: Path, controllers: 
     assert cgroup.read_version(root) == version
 
 
+def test_v2_charges_the_nearest_cgroup_that_has_the_controller(tmp_path: Path) -> None:
+    """As crun has it: the container's processes are below the scope, in a cgroup without controllers of its own."""
+    scope = f"sys/fs/cgroup/kubepods.slice/crio-{CID}.scope"
+    files = {"sys/fs/cgroup/cgroup.controllers": "memory\n", f"{scope}/memory.current": "1\n"}
+    files |= {f"{scope}/container/cgroup.procs": ""}
+    root = tree(tmp_path, V2_MOUNTS, f"0::/kubepods.slice/crio-{CID}.scope/container\n", files)
+    memory = cgroup.memory_membership(root, cgroup.read_memberships(root, 77))
+    assert memory is not None and memory.directory == f"{scope}/container"
+    assert cgroup.charged_directory(root, memory) == scope
+    (tmp_path / scope / "container/memory.current").write_text("1\n")
+    assert cgroup.charged_directory(root, memory) == f"{scope}/container"
+
+
 def test_part_of_a_hierarchy_mounted_and_paths_outside_it(tmp_path: Path) -> None:
     """As in a container whose cgroup mount is a bind of its own part, or in a cgroup namespace of its own."""
     mounts = "41 31 0:38 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
