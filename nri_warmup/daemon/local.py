@@ -78,10 +78,11 @@ async def warm_once(
             max_files=1_000_000,
             budget_bytes=budget((), node, 0, NodeLimits().reserve_bytes).budget_bytes,
             deadline_s=deadline_s,
-            join_cgroup=bool(pid),
+            join_cgroup=bool(pid) and not measure_only,
             cgroup_procs=procs,
             enter_namespaces=bool(pid),
             readahead_bytes=node.readahead_bytes,
+            measure_only=measure_only,
         )
         return await injector.run(job, pidfd, on_progress)
     finally:

@@ -18,7 +18,7 @@ from nri_warmup.kernel import cgroup, process
 from nri_warmup.kernel.root import Root
 from nri_warmup.model.outcome import Outcome, OutcomeState, Progress
 from nri_warmup.model.plan import WarmFiles, WarmupPlan
-from nri_warmup.model.profile import Config
+from nri_warmup.model.profile import Config, Mode
 from nri_warmup.observe.metrics import Registry as Metrics
 from nri_warmup.policy.admission import Admission, Decision
 from nri_warmup.policy.memory import budget
@@ -73,7 +73,8 @@ async def warm_target(
         if not process.is_alive(pidfd):
             return _GONE
         wanted = files.max_bytes if found.budget_bytes is None else min(files.max_bytes, found.budget_bytes)
-        granted = reserve(wanted)
+        observe = plan.mode is Mode.OBSERVE
+        granted = wanted if observe else reserve(wanted)
         job = WarmJob(
             id=target.job_id,
             pid=target.pid,
@@ -83,10 +84,11 @@ async def warm_target(
             max_files=files.max_files,
             budget_bytes=granted,
             deadline_s=deadline_s,
-            join_cgroup=True,
+            join_cgroup=not observe,
             chroot=target.chroot,
             enter_namespaces=True,
             readahead_bytes=node.readahead_bytes,
+            measure_only=observe,
         )
         outcome = await injector.run(job, pidfd, on_progress)
         if outcome.state is OutcomeState.OVER_BUDGET and not outcome.reason:

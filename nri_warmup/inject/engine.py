@@ -67,6 +67,10 @@ class Engine:
             self.failed = True
         wanted = self._cut(self._finder.found)
         self.wanted = sum(found.size for found in wanted)
+        if self.task.measure_only:
+            for found in wanted:
+                self._observe(found)
+            return "observed", "measured only"
         batch: list[Work] = []
         for found in wanted:
             if found.size < SMALL:
@@ -126,6 +130,7 @@ class Engine:
         try:
             fd, status = self._finder.open(found)
         except Refused as refusal:
+            self.wanted -= found.size
             self._result(found.path, refusal.state, 0, 0, 0, False, refusal.detail)
             return None
         size = status.st_size
@@ -171,6 +176,20 @@ class Engine:
             return True
         overshoot = min(max(self.task.readahead_bytes, OVERSHOOT), max(0, work.found.size - end))
         return self.spent + absent + overshoot <= self.task.budget_bytes
+
+    def _observe(self, found: Found) -> None:
+        """What is resident of a file, and nothing else."""
+        self.progress(found.path)
+        work = self._open(found)
+        if work is None:
+            return
+        try:
+            if work.truthful:
+                work.resident = work.wanted - sum(end - start for start, end in missing_of(work))
+        except KernelError as exc:
+            work.fail("failed", str(exc))
+        finally:
+            self._close(work)
 
     # -- large files --------------------------------------------------------------------------------------------------
 

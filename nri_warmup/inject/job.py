@@ -35,6 +35,8 @@ class WarmJob:
     cpus: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
     method: str = "auto"
+    measure_only: bool = False
+    """Say what is resident, and read nothing."""
 
     def to_json(self) -> str:
         fields = asdict(self)

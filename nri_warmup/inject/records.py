@@ -165,6 +165,7 @@ _WORKER_ENDS = frozenset(
         OutcomeState.DEADLINE,
         OutcomeState.CONTAINER_GONE,
         OutcomeState.FAILED,
+        OutcomeState.OBSERVED,
     }
 )
 

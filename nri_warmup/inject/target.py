@@ -29,6 +29,7 @@ def prepare(root: Root, job: WarmJob, pidfd: int | None) -> Task:
     task.readahead_bytes = job.readahead_bytes
     task.cold = job.residency is Residency.INACTIVE
     task.populate = job.method != "sendfile"
+    task.measure_only = job.measure_only
     task.chroot = job.chroot
     task.cpus = job.cpus
     task.nodes = job.nodes

@@ -35,6 +35,7 @@ class Task:
         "literal",
         "max_bytes",
         "max_files",
+        "measure_only",
         "namespaces",
         "nodes",
         "owner",
@@ -54,6 +55,8 @@ class Task:
         self.readahead_bytes = 128 << 10
         self.cold = True
         self.populate = True
+        self.measure_only = False
+        """Say what is resident, and read nothing."""
         self.cgroups: tuple[tuple[str, bool], ...] = ()
         """(path of a cgroup.procs file, whether page cache is charged there)."""
         self.owner: int | None = None

@@ -23,6 +23,7 @@ CONFIG: dict[str, Any] = {
         "held": {"files": ["/models/**"], "gate": "hook", "reserve": "4Mi"},
         "beside": {"files": ["/models/**"], "gate": "none", "reserve": "4Mi"},
         "brief": {"files": ["/models/**"], "gate": "hook", "hold": "300ms", "reserve": "4Mi"},
+        "watched": {"files": ["/models/**"], "mode": "observe", "reserve": "4Mi"},
         "strict": {"files": ["/models/**"], "gate": "hook", "on_error": "closed", "reserve": "4Mi"},
     }
 }

@@ -173,7 +173,7 @@ def test_memory_used_up(daemon: PluginProcess, slow: SlowFs, make_bundle: MakeBu
     began = time.monotonic()
     started(bundle)
     outcome = daemon.outcome(bundle.id)["outcome"]
-    assert time.monotonic() - began < 7
+    assert time.monotonic() - began < 20
     assert outcome["state"] in ("done", "partial", "over-budget", "deadline", "failed"), outcome
     stop(bundle)
     assert "alive mib 24" in bundle.output

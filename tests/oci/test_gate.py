@@ -124,3 +124,21 @@ def _members(bundle: Bundle) -> list[int]:
     directory = mounts["pids" if "pids" in mounts else ""] / bundle.parent.strip("/") / bundle.id
     pids = [int(pid) for pid in (directory / "cgroup.procs").read_text().split()]
     return [pid for pid in pids if "nri_warmup" not in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_observe_measures_and_changes_nothing(
+    runtime: str, place: Path, daemon: PluginProcess, make_bundle: MakeBundle
+) -> None:
+    """Half of the model is resident: the report says so, and it stays like that."""
+    model = pages.make_model(place / "m" / "model.bin", 16 * MIB)
+    with model.open("rb") as stream:
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        stream.read(4 * MIB)
+    before = pages.resident_pages(model)[0]
+    bundle = hooked(make_bundle(runtime, "/probe", "sleep", "1000"), daemon, model.parent, "watched")
+    assert bundle.create().code == 0
+    outcome = daemon.outcome(bundle.id)["outcome"]
+    assert (outcome["state"], outcome["wanted_bytes"], outcome["read_bytes"]) == ("observed", 16 * MIB, 0)
+    assert outcome["resident_bytes"] == before * pages.PAGE
+    assert pages.resident_pages(model)[0] == before < 4096
+    assert not outcome["charged"]

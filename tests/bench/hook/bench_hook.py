@@ -67,7 +67,10 @@ def hyperfine(commands: dict[str, list[str]], state: Path, runs: int) -> dict[st
                 quoted = f"{shlex.join(command)} <{state}"
                 options = ["-S", "sh", "--style", "none", "--warmup", "2", "--runs", str(max(2, runs // ROUNDS))]
                 subprocess.run(
-                    ["hyperfine", *options, "--export-json", out.name, quoted], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                    ["hyperfine", *options, "--export-json", out.name, quoted],
+                    check=True,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                 )
                 times[name] += json.loads(Path(out.name).read_text())["results"][0]["times"]
     return {name: statistics.median(values) * 1e3 for name, values in times.items()}
