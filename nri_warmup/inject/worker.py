@@ -116,16 +116,25 @@ def harden(zygote_pid: int) -> None:
     die_with_parent(zygote_pid)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, b"1000")
-    finally:
-        os.close(fd)
+    _volunteer_for_the_oom_killer()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1024 if hard == resource.RLIM_INFINITY else min(1024, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _volunteer_for_the_oom_killer() -> None:
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
+        return  # an ordinary user's process that is not dumpable may not; it warms in nobody's cgroup but its own
+    try:
+        os.write(fd, b"1000")
+    finally:
+        os.close(fd)
 
 
 def die_with_parent(parent: int) -> None:

@@ -182,8 +182,10 @@ def resident(path: Path) -> int:
 
 
 def counts(path: Path, owner: int) -> pagemap.Counts:
-    """Owner, folio size and LRU list of the resident pages of a wholly resident file; looking does not activate
-    them."""
+    """Owner, folio size and LRU list of the resident pages of a wholly resident file.
+
+    Looking does not activate folios of 2 MiB, which are touched as one; it does activate smaller ones.
+    """
     size = path.stat().st_size
     pages = pagemap.PageMap()
     try:

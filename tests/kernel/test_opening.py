@@ -265,3 +265,4 @@ def test_files_of_others_in_a_user_namespace(disk: Path) -> None:
     assert files["/public"].read_bytes == 3 * MIB and files["/public"].active
     assert resident(root / "public") == 3 * MIB
     assert outcome.resident_bytes is None and outcome.coverage is None
+    assert outcome.wanted_bytes == 6 * MIB

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +20,7 @@ from nri_warmup.inject.files import Bounds, Finder
 from nri_warmup.inject.job import WarmJob
 from nri_warmup.inject.wire import Field, Report, Task
 from nri_warmup.inject.zygote import Injector
-from nri_warmup.kernel import pagecache
+from nri_warmup.kernel import pagecache, syscalls
 from nri_warmup.kernel.pagecache import PIECE, Mapping
 from nri_warmup.model.outcome import OutcomeState
 from nri_warmup.model.profile import Residency
@@ -115,6 +118,15 @@ def test_files_of_any_user_are_told_truthfully(disk: Path) -> None:
     assert (outcome.state, outcome.resident_bytes) == (OutcomeState.DONE, 3 * MIB + 5000), outcome
 
 
+def test_measuring_only_reads_nothing(disk: Path, memory: MemoryCgroup) -> None:
+    there, absent = make_file(disk / "there", 4 * MIB), make_file(disk / "absent", 4 * MIB)
+    subprocess.run(read_all(there), check=True)
+    outcome = warm(job(disk / "*", memory=memory, measure_only=True))
+    assert outcome.state is OutcomeState.OBSERVED, outcome
+    assert (outcome.wanted_bytes, outcome.resident_bytes, outcome.read_bytes) == (8 * MIB, 4 * MIB, 0)
+    assert resident(absent) == 0
+
+
 def test_sparse_file(disk: Path) -> None:
     path = disk / "sparse"
     with path.open("wb") as file:
@@ -193,6 +205,51 @@ def test_truncated_while_it_is_read(disk: Path, populate: bool) -> None:
     assert len(files) == 1 and files[0][2] == "shrank", files
     assert files[0][9] == f"{128 * MIB} bytes when opened, {20 * MIB + 100} now"
     assert engine.resident is not None and engine.resident <= 20 * MIB + 4096
+
+
+def refuse_populate() -> None:
+    """A seccomp filter under which this process finds a kernel before 5.14: MADV_POPULATE_READ is EINVAL."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    madvise = 28 if os.uname().machine == "x86_64" else 233
+
+    def step(code: int, jt: int, jf: int, k: int) -> bytes:
+        return struct.pack("HBBI", code, jt, jf, k)
+
+    program = (
+        step(0x20, 0, 0, 0)  # load the number of the call
+        + step(0x15, 0, 3, madvise)
+        + step(0x20, 0, 0, 16 + 2 * 8)  # load the low half of its third argument
+        + step(0x15, 0, 1, syscalls.MADV_POPULATE_READ)
+        + step(0x06, 0, 0, 0x00050000 | errno.EINVAL)
+        + step(0x06, 0, 0, 0x7FFF0000)
+    )
+    buffer = ctypes.create_string_buffer(program)
+    head = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, ctypes.create_string_buffer(head), 0, 0) == 0, os.strerror(ctypes.get_errno())
+
+
+def test_a_kernel_that_cannot_populate(disk: Path, memory: MemoryCgroup) -> None:
+    """Found out by trying, file by file; what is read through instead is cooled all the same."""
+    path = make_file(disk / "model", 40 * MIB)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            Path(memory.procs).write_text("0")
+            refuse_populate()
+            engine, report, state = run_engine(path)
+            files = [record for record in report.records if record[0] == "file"]
+            os.write(write, repr((state, engine.resident, files[0][2], files[0][8])).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    answer = os.read(read, 4096).decode()
+    os.close(read)
+    os.waitpid(child, 0)
+    assert answer == repr(("done", 40 * MIB, "warmed", False))
+    memory.run(*read_all(path))
+    assert active(memory) <= MIB
 
 
 def test_unlinked_while_it_is_read(disk: Path) -> None:
