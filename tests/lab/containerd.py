@@ -151,6 +151,8 @@ class Containerd:
         until("the shims' end", lambda: not self.shims(), 20)
         for point in leftovers.mounts_below(self.directory):
             subprocess.run(["umount", "-l", point], check=False)
+        if self._systemd_cgroup:
+            subprocess.run(["systemctl", "stop", self.cgroup_parent.strip("/")], check=False)
         until("empty cgroups", lambda: leftovers.remove_cgroups(self.cgroup_parent), 20)
         shutil.rmtree(self.directory)
 

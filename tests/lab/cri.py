@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -178,7 +179,10 @@ class Cri:
             self._runtime("StopContainer", container_id=container.id, timeout=0)
         self.stop_pod(pod)
         self._runtime("RemovePodSandbox", pod_sandbox_id=pod.id)
-        until(f"an empty cgroup of pod {pod.name}", lambda: remove_cgroups(pod.config.linux.cgroup_parent), 10)
+        parent = pod.config.linux.cgroup_parent
+        if parent.endswith(".slice"):  # as kubelet does it: systemd would make the directory of an active slice again
+            subprocess.run(["systemctl", "stop", parent], check=True, capture_output=True)
+        until(f"an empty cgroup of pod {pod.name}", lambda: remove_cgroups(parent), 10)
 
     def remove_all(self) -> None:
         for pod in self._runtime("ListPodSandbox").items:
