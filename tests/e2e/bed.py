@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,9 @@ class Bed:
         return owners[inode] / max(1, owners.total())
 
     def remove_pods(self) -> None:
-        while self._pods:
-            self.cri.remove_pod(self._pods.pop())
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(self.cri.remove_pod, self._pods))
+        self._pods.clear()
 
     def close(self) -> list[str]:
         """Ends everything and says what of it would not go."""
