@@ -3,7 +3,7 @@
 Four answers have to be yes: hook and interpreter passed a run on this host; neither file has changed since (looked at
 on every decision: two stats); no validator of the runtime forbids hooks (read from its configuration, ``veto.py``); and
 the runtime has not undone a creation with a hook in it. The last is for a validator that could not be read: its first
-refusal shows as a container that is removed before it was created, and no second one follows.
+refusal shows as a container that is removed before it was created, and for some minutes no second one follows.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from nri_warmup.daemon import logs
+from nri_warmup.model.lifecycle import Runtime
 from nri_warmup.model.node import NodeState
 
 _TEST_STATE = b'{"ociVersion":"1.0.2","id":"self-test","status":"creating","pid":2,"bundle":"/"}'
@@ -23,6 +25,14 @@ _TEST_S = 10.0
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _UNDONE_IN_A_ROW = 3
 """Creations undone one after the other, once hooks have been seen to work, that make us stop."""
+
+_OFF_S = 600.0
+_FIRST_VALIDATOR = (0, 10)
+"""NRI 0.10 brought ValidateContainerAdjustment: an older runtime cannot refuse a hook."""
+_TAKEN_BACK = (
+    "the runtime took back the creation of a container with our hook; a validator may forbid hooks "
+    "(reject_oci_hook_adjustment). Tried again in some minutes"
+)
 
 Stamp = tuple[int, int, int, int]
 
@@ -41,22 +51,36 @@ def interpreter(path: str) -> str:
 class HookHealth:
     """``path`` is the hook as the runtime sees it, which is as we see it: both in the host's mount namespace."""
 
-    def __init__(self, path: str, control_socket: str, read_veto: Callable[[str], str] = lambda runtime: "") -> None:
+    def __init__(
+        self,
+        path: str,
+        control_socket: str,
+        read_veto: Callable[[Runtime], str] = lambda runtime: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.path = path
         self._read_veto = read_veto
         self.reason = "the OCI hook has not been tested yet"
         self._control_socket = os.path.abspath(control_socket)
         self._tested: tuple[Stamp | None, Stamp | None] = (None, None)
         self._interpreter = ""
+        self._clock = clock
         self._veto = ""
+        self._off_until = 0.0
+        self._can_refuse = True
         self._undone = 0
         self._worked = False
+
+    @property
+    def veto(self) -> str:
+        """Why the runtime takes no hook of anybody's; empty where nothing known is against it."""
+        return self._veto
 
     # -- what the pipeline asks and tells ----------------------------------------------------------------------------
 
     def overlay(self, node: NodeState) -> NodeState:
         """``node`` with what is known of the hook at this moment."""
-        reason = self._veto or self.reason
+        reason = self._veto or self.reason or (_TAKEN_BACK if self._clock() < self._off_until else "")
         if not reason and self._stamps() != self._tested:
             reason = f"{self.path} or its interpreter has changed and is tested again in a moment"
         return replace(
@@ -67,10 +91,11 @@ class HookHealth:
             control_socket=self._control_socket,
         )
 
-    def runtime_connected(self, name: str) -> None:
+    def runtime_connected(self, runtime: Runtime) -> None:
         """Its configuration is read anew, and what was learnt of another run of it is forgotten."""
-        self._veto = self._read_veto(name)
-        self._undone, self._worked = 0, False
+        self._veto = self._read_veto(runtime)
+        self._can_refuse = runtime.nri_version >= _FIRST_VALIDATOR
+        self._undone, self._worked, self._off_until = 0, False, 0.0
         if self._veto:
             logs.warning("gate hook is not to be had", reason=self._veto)
 
@@ -79,14 +104,15 @@ class HookHealth:
         self._undone, self._worked = 0, True
 
     def undone(self) -> None:
-        """One was taken back before it was created."""
+        """One was taken back before it was created: by a validator, or for a reason of its own; we are not told.
+
+        So the gate is off for a while only, and not at all where the runtime has no validators.
+        """
         self._undone += 1
-        if not self._veto and self._undone >= (_UNDONE_IN_A_ROW if self._worked else 1):
-            self._veto = (
-                "the runtime took back the creation of a container with our hook; a validator may forbid hooks "
-                "(reject_oci_hook_adjustment). Tried again when the runtime or this plugin is restarted"
-            )
-            logs.warning("gate hook is switched off", reason=self._veto)
+        if self._can_refuse and self._undone >= (_UNDONE_IN_A_ROW if self._worked else 1):
+            self._undone = 0
+            self._off_until = self._clock() + _OFF_S
+            logs.warning("gate hook is off for a while", seconds=_OFF_S, reason=_TAKEN_BACK)
 
     # -- the self-test -----------------------------------------------------------------------------------------------
 

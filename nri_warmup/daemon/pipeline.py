@@ -18,7 +18,8 @@ from dataclasses import replace
 
 from nri_warmup.daemon import logs
 from nri_warmup.daemon.hookhealth import HookHealth
-from nri_warmup.daemon.registry import Entry, Registry, WarmedLog
+from nri_warmup.daemon.programs import ProgramHealth
+from nri_warmup.daemon.registry import Entry, Registry, WarmedLog, bounded
 from nri_warmup.daemon.startgate import StartGate
 from nri_warmup.daemon.warmup import Warmer
 from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, LifecycleEvent, Pod, Runtime
@@ -31,6 +32,8 @@ from nri_warmup.policy.decide import decide
 from nri_warmup.policy.interest import interest_tokens
 
 _BEGINS = frozenset({EventKind.POST_CREATE_CONTAINER, EventKind.START_CONTAINER, EventKind.POST_START_CONTAINER})
+_SETTLED = frozenset({OutcomeState.DONE, OutcomeState.PARTIAL, OutcomeState.OVER_BUDGET, OutcomeState.OBSERVED})
+"""What trying again after a restart would not better. Whatever was interrupted or failed is tried again."""
 _ALIVE = frozenset({ContainerState.CREATED, ContainerState.RUNNING, ContainerState.PAUSED, ContainerState.UNKNOWN})
 
 
@@ -46,6 +49,7 @@ class Pipeline:
         metrics: Metrics,
         warmed: WarmedLog,
         hooks: HookHealth | None = None,
+        programs: ProgramHealth | None = None,
         on_config_text: Callable[[str], Config | None] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -56,6 +60,7 @@ class Pipeline:
         self._metrics = metrics
         self._warmed = warmed
         self._hooks = hooks
+        self._programs = programs
         self._start_gate = StartGate(clock)
         self._on_config_text = on_config_text
         self._clock = clock
@@ -75,6 +80,8 @@ class Pipeline:
     def node_now(self, *, in_hook: bool = False) -> NodeState:
         """What is known of the host, with what may be different at every decision."""
         node = self._hooks.overlay(self._node) if self._hooks is not None else self._node
+        if self._programs is not None:
+            node = self._programs.overlay(node, self.config, self._hooks.veto if self._hooks is not None else "")
         return replace(node, hook_running=in_hook, start_gate_left_s=self._start_gate.left_s())
 
     # -- what the runtime's side asks ------------------------------------------------------------------------------
@@ -99,7 +106,7 @@ class Pipeline:
         self._metrics.clear("nri_warmup_runtime_info")
         self._metrics.set("nri_warmup_runtime_info", 1, name=runtime.name, version=runtime.version)
         if self._hooks is not None:
-            self._hooks.runtime_connected(runtime.name)
+            self._hooks.runtime_connected(runtime)
         logs.info(
             "registered",
             runtime=runtime.name,
@@ -159,17 +166,24 @@ class Pipeline:
                 self._leave(entry, removed=True)
         self._warmed.retain(alive)
         for pod, container in containers:
-            if container.state not in _ALIVE or container.id in self.registry:
-                continue
-            entry = self._plan(pod, container)
-            if entry.plan.is_empty:
-                continue
-            if container.id in self._warmed:
-                entry.state = OutcomeState.DONE
-            elif container.pid > 0:
-                self._missed(entry)
-                self._begin(entry, container)
+            if container.state in _ALIVE:
+                try:
+                    self._found(pod, container)
+                except Exception:
+                    self._metrics.inc("nri_warmup_handler_errors_total", kind=EventKind.SYNCHRONIZE.value)
+                    logs.LOG.exception("a container found at Synchronize is left as it is")
         logs.info("synchronized", pods=totals[0], containers=totals[1], of_interest=len(containers))
+
+    def _found(self, pod: Pod, container: Container) -> None:
+        """A container that Synchronize lists: what of its life was missed is made up for, late."""
+        entry = self.registry.get(container.id)
+        if entry is None:
+            entry = self._plan(pod, container)
+            if not entry.plan.is_empty:
+                entry.state = self._warmed.state(container.id)
+        if not entry.plan.is_empty and entry.began_s is None and entry.state is None and container.pid > 0:
+            self._missed(entry)
+            self._begin(entry, container)
 
     # -- what happens to one container -----------------------------------------------------------------------------
 
@@ -178,7 +192,7 @@ class Pipeline:
         entry = Entry(pod=pod, container=container, plan=plan, by_hook=in_hook)
         if plan.is_empty:
             entry.state = OutcomeState.SKIPPED
-            self.registry.history.append(entry)
+            self.registry.note(entry)
         else:
             self.registry.add(entry)
         _soon(self._note_plan, entry)
@@ -256,7 +270,7 @@ class Pipeline:
 
     def _finish(self, entry: Entry, outcome: Outcome) -> None:
         began = entry.began_s if entry.began_s is not None else self._clock()
-        outcome = replace(outcome, late=entry.late, seconds=self._clock() - began)
+        outcome = replace(bounded(outcome), late=entry.late, seconds=self._clock() - began)
         entry.outcome, entry.state = outcome, outcome.state
         metrics = self._metrics
         metrics.inc(
@@ -269,8 +283,8 @@ class Pipeline:
         metrics.inc("nri_warmup_wanted_bytes_total", outcome.wanted_bytes)
         metrics.inc("nri_warmup_read_bytes_total", outcome.read_bytes)
         metrics.inc("nri_warmup_owned_bytes_total", outcome.owned_bytes or 0)
-        if outcome.state is not OutcomeState.CONTAINER_GONE:
-            self._warmed.add(entry.container.id)
+        if outcome.state in _SETTLED and entry.container.id in self.registry:
+            self._warmed.add(entry.container.id, outcome.state)
         _log_entry(
             logs.info,
             "warm-up ended",
@@ -294,6 +308,7 @@ class Pipeline:
                 self._hooks.undone()
         if removed:
             self.registry.remove(entry.container.id)
+            self._warmed.discard(entry.container.id)
             self._warmer.forget(entry)
             self._metrics.set("nri_warmup_containers_tracked", len(self.registry))
 

@@ -20,6 +20,7 @@ from nri_warmup.daemon.hookhealth import HookHealth
 from nri_warmup.daemon.node import read_node_state
 from nri_warmup.daemon.notify import notify, watchdog_interval_s
 from nri_warmup.daemon.pipeline import Pipeline
+from nri_warmup.daemon.programs import ProgramHealth, ProgramLog
 from nri_warmup.daemon.registry import WarmedLog
 from nri_warmup.daemon.status import render_status
 from nri_warmup.daemon.veto import read_hook_veto
@@ -27,6 +28,7 @@ from nri_warmup.daemon.warmup import Warmer
 from nri_warmup.errors import ConfigError
 from nri_warmup.inject.zygote import Injector
 from nri_warmup.kernel.root import Root
+from nri_warmup.model.lifecycle import Runtime
 from nri_warmup.model.profile import Config
 from nri_warmup.nri.client import NriClient
 from nri_warmup.observe.exporter import Exporter
@@ -51,6 +53,7 @@ class Options:
     metrics_tcp: tuple[str, int] | None = None
     state_dir: str = paths.STATE_DIR
     hook: str = paths.HOOK
+    launcher: str = paths.LAUNCHER
     root: str = "/"
     log_level: str = "info"
     log_format: str = "text"
@@ -78,6 +81,7 @@ class Service:
         state_dir = _writable_dir(options.state_dir)
         self.injector = Injector()
         self.warmer = Warmer(injector=self.injector, root=root, metrics=self.metrics)
+        log_dir = f"{os.path.dirname(os.path.abspath(options.control_socket))}/exec"
         self.hooks = HookHealth(options.hook, options.control_socket, self._read_hook_veto)
         self.pipeline = Pipeline(
             config=load_config(options),
@@ -87,7 +91,9 @@ class Service:
             warmed=WarmedLog(f"{state_dir}/warmed" if state_dir else None),
             on_config_text=self._config_from_runtime,
             hooks=self.hooks,
+            programs=ProgramHealth(options.launcher, log_dir),
         )
+        self.program_log = ProgramLog(log_dir, root, self.pipeline.registry.get, self.metrics)
         self.gates = GateKeeper(self.pipeline, root, self.metrics)
         self.client = NriClient(
             self.pipeline,
@@ -121,6 +127,7 @@ class Service:
             notify("STOPPING=1")
             logs.info("stopping")
             await self.control.close()
+            await self.program_log.close()
             await self.pipeline.close()
             await self.injector.close()
             await self.exporter.close()
@@ -129,6 +136,7 @@ class Service:
         """A launched plugin whose sockets cannot be had goes on without them: the runtime's node depends on it."""
         for what, start in (
             ("control socket", self.control.start()),
+            ("log of warm-up programs", self.program_log.start()),
             (
                 "metrics page",
                 self.exporter.start(unix_path=self.options.metrics_socket or None, tcp=self.options.metrics_tcp),
@@ -197,9 +205,8 @@ class Service:
                 ticks = 0
                 self.pipeline.use_node(read_node_state(self._root))
 
-    def _read_hook_veto(self, runtime: str) -> str:
-        launched = self.options.launched_fd is not None
-        return read_hook_veto(self._root, runtime, self.options.nri_socket, pid=os.getppid() if launched else None)
+    def _read_hook_veto(self, runtime: Runtime) -> str:
+        return read_hook_veto(self._root, runtime.name, runtime.pid)
 
     # -- what is shown ---------------------------------------------------------------------------------------------
 

@@ -1,25 +1,27 @@
 """Whether the runtime's configuration forbids plugins to inject OCI hooks. NRI itself does not tell.
 
 containerd 2.2 and later, and CRI-O, have a built-in validator with ``reject_oci_hook_adjustment``: with it every
-creation that we add a hook to fails. So the files are read that the running runtime was started with: its process is
-found by name, its command line tells the file, and the file's NRI socket tells one runtime of a host from another. What
-cannot be found or read forbids nothing; ``hookhealth.py`` then learns from the first refusal.
+creation that we add a hook to fails. So the files are read that the running runtime was started with. Which process
+that is the kernel says (SO_PEERCRED of the NRI socket): a process of a tenant may call itself containerd, and what it
+names on its command line is never opened. What cannot be found or read forbids nothing; ``hookhealth.py`` then learns
+from the first refusal.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import stat
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nri_warmup.errors import KernelError
 from nri_warmup.kernel.root import Root
 
-DEFAULT_NRI_SOCKET = "/var/run/nri/nri.sock"
 _MAX_FILES = 200
+_MAX_BYTES = 1 << 20
 _NRI_PLUGIN = "io.containerd.nri.v1.nri"
 
 
@@ -44,42 +46,33 @@ _CRIO = _Kind(
 _KINDS = {"containerd": _CONTAINERD, "cri-o": _CRIO, "crio": _CRIO}
 
 
-def read_hook_veto(root: Root, runtime_name: str, nri_socket: str, *, pid: int | None = None) -> str:
-    """Why hooks must not be injected: "" where nothing known forbids them. Never raises.
-
-    ``pid`` is the runtime's process where it is known (it launched us); then its socket need not be ours.
-    """
+def read_hook_veto(root: Root, runtime_name: str, pid: int) -> str:
+    """Why hooks must not be injected: "" where nothing known forbids them. Never raises. ``pid``: Runtime.pid."""
     kind = _KINDS.get(runtime_name)
     if kind is None:
         return ""
-    wanted = _canonical(nri_socket)
-    for prefix, command in _running(root, kind, pid):
-        files = _files(prefix, kind, command)
-        settings = _merged(kind, prefix, files)
-        if pid is None and _canonical(str(settings.get("socket", DEFAULT_NRI_SOCKET))) != wanted:
-            continue
-        if settings.get("enabled", False) is True and settings.get("reject", False) is True:
-            names = ", ".join(files)
-            return f"{runtime_name} is configured to reject hooks from plugins (reject_oci_hook_adjustment in {names})"
+    command = _command(root, kind, pid)
+    if command is None:
         return ""
+    prefix = root.resolve("").rstrip("/")
+    files = _files(prefix, kind, command)
+    settings = _merged(kind, prefix, files)
+    if settings.get("enabled", False) is True and settings.get("reject", False) is True:
+        names = ", ".join(files)
+        return f"{runtime_name} is configured to reject hooks from plugins (reject_oci_hook_adjustment in {names})"
     return ""
 
 
-def _running(root: Root, kind: _Kind, only: int | None) -> Iterator[tuple[str, Sequence[str]]]:
-    """(root directory, command line) of each process of that name; last, the default files as we see them."""
+def _command(root: Root, kind: _Kind, pid: int) -> Sequence[str] | None:
+    """The runtime's command line; None where its files are not the ones that we see (another mount namespace)."""
     try:
-        pids = [name for name in root.list_directory("proc") if name.isdigit() and only in (None, int(name))]
+        if pid <= 0 or root.read_text(f"proc/{pid}/comm").strip() != kind.program:
+            return ()
+        if root.read_link(f"proc/{pid}/ns/mnt") != root.read_link("proc/self/ns/mnt"):
+            return None
+        return root.read_text(f"proc/{pid}/cmdline").rstrip("\0").split("\0")
     except KernelError:
-        pids = []
-    for pid in pids:
-        try:
-            if root.read_text(f"proc/{pid}/comm").strip() != kind.program:
-                continue
-            command = root.read_text(f"proc/{pid}/cmdline").rstrip("\0").split("\0")
-        except KernelError:
-            continue
-        yield root.resolve(f"proc/{pid}/root"), command
-    yield root.resolve("").rstrip("/"), ()
+        return None
 
 
 def _files(prefix: str, kind: _Kind, command: Sequence[str]) -> list[str]:
@@ -116,15 +109,24 @@ def _option(command: Sequence[str], names: tuple[str, ...]) -> str | None:
 
 
 def _load(path: str) -> dict[str, Any]:
+    """A regular file of bounded size that belongs to root; anything else is an empty one. Never waits for a writer."""
     try:
-        with open(path, "rb") as stream:
-            return tomllib.load(stream)
-    except (OSError, ValueError):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
         return {}
+    with open(fd, "rb") as stream:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != 0:
+            return {}
+        try:
+            data = stream.read(_MAX_BYTES + 1)
+            return tomllib.loads(data.decode()) if len(data) <= _MAX_BYTES else {}
+        except (OSError, ValueError, RecursionError):
+            return {}
 
 
 def _merged(kind: _Kind, prefix: str, files: Sequence[str]) -> dict[str, object]:
-    """``socket``, ``enabled`` and ``reject`` as the last file that says them has them."""
+    """``enabled`` and ``reject`` as the last file that says them has them."""
     settings: dict[str, object] = {}
     for path in files:
         settings |= _settings(kind, _load(prefix + path))
@@ -135,25 +137,16 @@ def _settings(kind: _Kind, content: Mapping[str, Any]) -> dict[str, object]:
     if kind is _CONTAINERD:
         nri = _table(_table(content.get("plugins")).get(_NRI_PLUGIN))
         validator = _table(nri.get("default_validator"))
-        names = {"socket": "socket_path"}, {"enabled": "enable", "reject": "reject_oci_hook_adjustment"}
+        keys = {"enabled": "enable", "reject": "reject_oci_hook_adjustment"}
     else:
         nri = _table(_table(content.get("crio")).get("nri"))
         validator = _table(nri.get("default_validator"))
-        names = (
-            {"socket": "nri_listen"},
-            {"enabled": "nri_enable_default_validator", "reject": "nri_validator_reject_oci_hook_adjustment"},
-        )
-    found: dict[str, object] = {}
-    for table, keys in zip((nri, validator), names, strict=True):
-        found |= {ours: table[theirs] for ours, theirs in keys.items() if theirs in table}
-    return found
+        keys = {
+            "enabled": "nri_enable_default_validator",
+            "reject": "nri_validator_reject_oci_hook_adjustment",
+        }
+    return {ours: validator[theirs] for ours, theirs in keys.items() if theirs in validator}
 
 
 def _table(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _canonical(path: str) -> str:
-    """/var/run is a link to /run nearly everywhere."""
-    path = os.path.abspath(path)
-    return "/run/" + path[len("/var/run/") :] if path.startswith("/var/run/") else path

@@ -97,6 +97,8 @@ class Runtime:
     version: str = ""
     nri_version: tuple[int, int] = (0, 0)
     request_timeout_s: float = 2.0
+    pid: int = 0
+    """The runtime's own process, told by the kernel (SO_PEERCRED); 0 where it is in no pid namespace of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

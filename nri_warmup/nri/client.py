@@ -156,6 +156,7 @@ class _Bridge(Plugin):
             version=runtime.version,
             nri_version=runtime.nri_version[:2],
             request_timeout_s=runtime.request_timeout_s,
+            pid=self.runtime_pid,
         )
         # Launched plugins are not synchronized before 0.7: for them this is all there is to wait for.
         ready = self._launched and runtime.nri_version < (0, 7, 0)

@@ -37,6 +37,8 @@ class Plugin:
     index: str = ""
     fail_closed: frozenset[Event] = frozenset()
     """Events whose operation shall fail if the handler raises or is late; the others go on without the plugin."""
+    runtime_pid: int = 0
+    """The runtime's process, by SO_PEERCRED, once connected; 0 where it is not in our pid namespace."""
 
     # -- the connection --------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import logging
 import random
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -160,6 +161,7 @@ class Stub:
         return await self._serve(sock)
 
     async def _serve(self, sock: socket.socket) -> str:
+        self._plugin.runtime_pid = peer_pid(sock)
         session = Session(
             self._plugin,
             sock,
@@ -194,6 +196,15 @@ class Stub:
         if kind != self._complaint:
             self._complaint = kind
             LOG.warning("%s", text)
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """Who listens at the other end, told by the kernel (unix(7), SO_PEERCRED); 0 where it cannot tell."""
+    try:
+        pid, _, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    except OSError:
+        return 0
+    return int(pid)
 
 
 def connect_problem(path: str, error: OSError) -> str:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from nri_warmup.daemon.hookhealth import HookHealth, interpreter
+from nri_warmup.model.lifecycle import Runtime
 from nri_warmup.model.node import NodeState
 
 HOOK = Path(__file__).resolve().parents[3] / "hooks" / "nri-warmup-hook"
+
+CONTAINERD = Runtime(name="containerd", nri_version=(0, 12))
 
 
 @pytest.fixture
@@ -98,11 +101,11 @@ def test_tested_once_while_nothing_changes(tmp_path: Path) -> None:
 
 def test_veto_of_the_runtime_is_read_when_it_connects(hook: Path, tmp_path: Path) -> None:
     said = {"containerd": "hooks are rejected", "cri-o": ""}
-    health = HookHealth(str(hook), str(tmp_path / "control.sock"), lambda name: said[name])
+    health = HookHealth(str(hook), str(tmp_path / "control.sock"), lambda runtime: said[runtime.name])
     asyncio.run(health.check())
-    health.runtime_connected("containerd")
+    health.runtime_connected(CONTAINERD)
     assert health.overlay(NodeState()).hook_reason == "hooks are rejected"
-    health.runtime_connected("cri-o")
+    health.runtime_connected(Runtime(name="cri-o", nri_version=(0, 12)))
     assert health.overlay(NodeState()).hook_usable
 
 
@@ -110,7 +113,7 @@ def test_first_creation_undone_is_the_last_one_tried(hook: Path, tmp_path: Path)
     health = checked(hook, tmp_path)
     health.undone()
     assert "took back" in health.overlay(NodeState()).hook_reason
-    health.runtime_connected("containerd")
+    health.runtime_connected(CONTAINERD)
     assert health.overlay(NodeState()).hook_usable
 
 
@@ -124,6 +127,24 @@ def test_once_hooks_have_worked_one_failed_creation_says_little(hook: Path, tmp_
     for _ in range(3):
         health.undone()
     assert not health.overlay(NodeState()).hook_usable
+
+
+def test_a_creation_undone_counts_for_some_minutes_only(hook: Path, tmp_path: Path) -> None:
+    now = [0.0]
+    health = HookHealth(str(hook), str(tmp_path / "control.sock"), clock=lambda: now[0])
+    asyncio.run(health.check())
+    health.undone()
+    assert not health.overlay(NodeState()).hook_usable
+    now[0] = 601.0
+    assert health.overlay(NodeState()).hook_usable
+
+
+def test_a_runtime_without_validators_cannot_refuse_a_hook(hook: Path, tmp_path: Path) -> None:
+    health = checked(hook, tmp_path)
+    health.runtime_connected(Runtime(name="containerd", nri_version=(0, 8)))
+    for _ in range(5):
+        health.undone()
+    assert health.overlay(NodeState()).hook_usable
 
 
 def test_interpreter_of_a_file(tmp_path: Path) -> None:

@@ -220,6 +220,43 @@ def test_a_restarted_daemon_does_not_read_again(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("state", [OutcomeState.CANCELLED, OutcomeState.FAILED, OutcomeState.DEADLINE])
+def test_what_was_interrupted_or_failed_is_tried_again_after_a_restart(tmp_path: Path, state: OutcomeState) -> None:
+    async def main() -> None:
+        first = Bench(tmp_path / "warmed")
+        first.warmer.result = asyncio.get_running_loop().create_future()
+        first.warmer.result.set_result(Outcome(state=state))
+        first.create()
+        first.event(EventKind.START_CONTAINER, pid=5)
+        await first.settle()
+        second = Bench(tmp_path / "warmed")
+        alive = replace(CONTAINER, pid=5, state=ContainerState.RUNNING)
+        second.pipeline.on_synchronize([(POD, alive)], (1, 1))
+        await second.settle()
+        assert second.warmer.warmed == [CONTAINER.id]
+
+    asyncio.run(main())
+
+
+@running
+async def test_a_start_missed_between_create_and_a_reconnect_is_made_up_for(bench: Bench) -> None:
+    bench.create()
+    bench.pipeline.on_synchronize([(POD, replace(CONTAINER, pid=5, state=ContainerState.RUNNING))], (1, 1))
+    await bench.settle()
+    assert bench.warmer.warmed == [CONTAINER.id]
+    assert bench.metrics.value("nri_warmup_missed_total") == 1
+
+
+@running
+async def test_one_container_that_breaks_does_not_end_a_synchronize(bench: Bench) -> None:
+    broken = replace(CONTAINER, id="d" * 64, pid=6, state=ContainerState.RUNNING, mounts=(None,))  # type: ignore[arg-type]
+    alive = replace(CONTAINER, pid=5, state=ContainerState.RUNNING)
+    bench.pipeline.on_synchronize([(POD, broken), (POD, alive)], (1, 2))
+    await bench.settle()
+    assert bench.warmer.warmed == [CONTAINER.id]
+    assert bench.metrics.value("nri_warmup_handler_errors_total", kind="synchronize") == 1
+
+
 @running
 async def test_a_warmer_that_fails_is_an_outcome(bench: Bench) -> None:
     bench.warmer.result = asyncio.get_running_loop().create_future()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,31 +11,32 @@ from nri_warmup.daemon.veto import read_hook_veto
 from nri_warmup.kernel.root import Root
 
 REJECT = "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nenable = true\nreject_oci_hook_adjustment = true\n"
-SOCKET = "/run/nri/nri.sock"
 
 
 class Host:
-    """/proc with some processes, each with a root of its own."""
+    """A host with some processes and files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        (path / "proc").mkdir(parents=True)
+        (path / "proc" / "self" / "ns").mkdir(parents=True)
+        (path / "proc" / "self" / "ns" / "mnt").symlink_to("mnt:[1]")
 
     def process(self, pid: int, comm: str, *command: str, files: dict[str, str] | None = None) -> None:
         directory = self.path / "proc" / str(pid)
-        (directory / "root").mkdir(parents=True)
+        (directory / "ns").mkdir(parents=True)
+        (directory / "ns" / "mnt").symlink_to("mnt:[1]")
         (directory / "comm").write_text(f"{comm}\n")
         (directory / "cmdline").write_text("\0".join(command) + "\0")
         for name, text in (files or {}).items():
-            self.write(directory / "root", name, text)
+            self.write(self.path, name, text)
 
     def write(self, root: Path, name: str, text: str) -> None:
         target = root / name.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
 
-    def veto(self, runtime: str = "containerd", socket: str = SOCKET, pid: int | None = None) -> str:
-        return read_hook_veto(Root(self.path), runtime, socket, pid=pid)
+    def veto(self, runtime: str = "containerd", pid: int = 7) -> str:
+        return read_hook_veto(Root(self.path), runtime, pid)
 
 
 @pytest.fixture
@@ -47,14 +49,13 @@ def test_default_file_of_the_running_containerd(host: Host) -> None:
     assert "/etc/containerd/config.toml" in host.veto()
 
 
-def test_file_of_the_command_line_and_not_the_default_one(host: Host) -> None:
-    for number, command in enumerate((("-c", "/c.toml"), ("--config", "/c.toml"), ("--config=/c.toml",))):
-        host.process(7 + number, "containerd", "containerd", *command, files={"/c.toml": REJECT})
+@pytest.mark.parametrize("command", [("-c", "/c.toml"), ("--config", "/c.toml"), ("--config=/c.toml",)])
+def test_file_of_the_command_line_and_not_the_default_one(host: Host, command: tuple[str, ...]) -> None:
+    host.process(7, "containerd", "containerd", *command, files={"/c.toml": REJECT})
     assert "/c.toml" in host.veto()
-    quiet = Host(host.path.parent / "quiet")
-    files = {"/etc/containerd/config.toml": REJECT, "/c.toml": ""}
-    quiet.process(7, "containerd", "containerd", "-c", "/c.toml", files=files)
-    assert quiet.veto() == ""
+    host.write(host.path, "/c.toml", "")
+    host.write(host.path, "/etc/containerd/config.toml", REJECT)
+    assert host.veto() == ""
 
 
 def test_validator_that_is_not_enabled_forbids_nothing(host: Host) -> None:
@@ -71,19 +72,36 @@ def test_imports_are_followed_and_the_last_word_counts(host: Host) -> None:
     }
     host.process(7, "containerd", "containerd", files=files)
     assert host.veto() == ""
-    host.write(host.path / "proc/7/root", "/x/more.toml", REJECT)
+    host.write(host.path, "/x/more.toml", REJECT)
     assert "/x/more.toml" in host.veto()
 
 
-def test_of_two_on_one_host_the_one_whose_socket_is_ours(host: Host) -> None:
-    other = REJECT.replace("[", "[plugins.'io.containerd.nri.v1.nri']\nsocket_path = '/other.sock'\n[", 1)
-    host.process(7, "containerd", "containerd", "-c", "/a", files={"/a": other})
-    host.process(8, "containerd", "containerd", "-c", "/b", files={"/b": ""})
+def test_only_the_process_at_the_other_end_of_the_socket_is_looked_at(host: Host) -> None:
+    """A tenant's process may call itself containerd and name whatever it likes."""
+    host.process(7, "containerd", "containerd", "-c", "/real", files={"/real": ""})
+    host.process(6, "containerd", "containerd", "-c", "/planted", files={"/planted": REJECT})
+    assert host.veto(pid=7) == ""
+    assert "/planted" in host.veto(pid=6)
+
+
+def test_a_runtime_in_another_mount_namespace_is_not_looked_into(host: Host) -> None:
+    host.process(7, "containerd", "containerd", files={"/etc/containerd/config.toml": REJECT})
+    link = host.path / "proc/7/ns/mnt"
+    link.unlink()
+    link.symlink_to("mnt:[2]")
     assert host.veto() == ""
-    assert host.veto(socket="/var/run/nri/nri.sock") == ""
-    assert "/a" in host.veto(socket="/other.sock")
-    assert "/a" in host.veto(pid=7)
+
+
+def test_what_is_no_regular_file_of_root_is_not_waited_for(host: Host) -> None:
+    host.process(7, "containerd", "containerd", "-c", "/fifo")
+    os.mkfifo(host.path / "fifo")
+    assert host.veto() == ""
+    host.write(host.path, "/c", REJECT)
+    os.chown(host.path / "c", 1000, 1000)
+    host.process(8, "containerd", "containerd", "-c", "/c")
     assert host.veto(pid=8) == ""
+    host.process(9, "containerd", "containerd", "-c", "/big", files={"/big": REJECT + "#" * (2 << 20)})
+    assert host.veto(pid=9) == ""
 
 
 def test_crio_reads_a_directory_of_drop_ins(host: Host) -> None:
@@ -92,7 +110,7 @@ def test_crio_reads_a_directory_of_drop_ins(host: Host) -> None:
     files = {"/etc/crio/crio.conf": reject, "/etc/crio/crio.conf.d/10.conf": ""}
     host.process(7, "crio", "/usr/bin/crio", files=files)
     assert "/etc/crio/crio.conf" in host.veto("cri-o")
-    drop_in = host.path / "proc/7/root/etc/crio/crio.conf.d/20.conf"
+    drop_in = host.path / "etc/crio/crio.conf.d/20.conf"
     drop_in.write_text(f"{table}nri_validator_reject_oci_hook_adjustment = false\n")
     assert host.veto("cri-o") == ""
 
@@ -108,9 +126,9 @@ def test_crio_without_a_directory(host: Host) -> None:
 
 
 def test_without_a_process_the_default_file_as_we_see_it(host: Host) -> None:
-    assert host.veto() == ""
+    assert host.veto(pid=0) == ""
     host.write(host.path, "/etc/containerd/config.toml", REJECT)
-    assert "reject_oci_hook_adjustment" in host.veto()
+    assert "reject_oci_hook_adjustment" in host.veto(pid=0)
 
 
 @pytest.mark.parametrize(
