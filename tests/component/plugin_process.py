@@ -102,6 +102,9 @@ class Probe:
             raise ValueError("asked to raise")
         return None
 
+    def on_failed(self, kind: EventKind) -> None:
+        pass
+
     def on_skipped(self, kind: EventKind) -> None:
         self.tell(event="skipped", kind=kind.value)
 
@@ -155,6 +158,7 @@ async def main(options: dict[str, Any]) -> None:
             index=index,
             launched_fd=fd,
             events=frozenset(EventKind) if options.get("all_events") else DEFAULT_EVENTS,
+            margin_s=options.get("margin_s", 0.25),
             backoff=Backoff(),
         )
         await client.run()

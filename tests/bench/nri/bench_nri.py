@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
 import sys
 import tempfile
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.bench.nri.processes import cpu_of_tree, memory_of_tree
 from tests.component.daemon_process import Daemon
-from tests.go.harness import CI_VERSIONS, GoRuntime, Json, build, go_plugin
+from tests.go.harness import CI_VERSIONS, GoRuntime, Json, PluginProcess, RuntimeRefused, build, go_plugin
 
 CONTAINER_BYTES = 3072
 POD = {"labels": {"example.com/serves": "model"}, "annotations": {"reference.example/ask": "1"}}
@@ -77,20 +76,27 @@ class Figures:
 class Plugin:
     """One side: a runtime and the plugin that is connected to it."""
 
-    def __init__(self, side: str, version: str, binaries: Path, directory: Path, containers: int) -> None:
+    def __init__(self, side: str, version: str, binaries: Path, directory: Path) -> None:
         self.side = side
-        directory.mkdir()
-        self.runtime = GoRuntime(
-            version, directory / "nri.sock", "-request-timeout", "20s", trace=False, binaries=binaries
-        )
+        self.directory = directory
+        socket = directory / "nri.sock"
+        self.runtime = GoRuntime(version, socket, "-request-timeout", "20s", trace=False, binaries=binaries)
+        self.process: Daemon | PluginProcess | None = None
+        self.pid = self.sync_us = 0
+
+    def connect(self, containers: int) -> None:
+        """Starts the plugin on a node with so many containers; everything was told to it afterwards."""
         self.runtime.call("populate", count=containers, bytes=CONTAINER_BYTES, labelled_every=100, **POD)
         assert self.runtime.socket
-        if side == "ours":
-            self.process: Daemon | object = Daemon(directory / "daemon", self.runtime.socket, "--log-level", "warning")
+        if self.side == "ours":
+            self.process = Daemon(self.directory / "daemon", self.runtime.socket, "--log-level", "warning")
         else:
-            self.process = go_plugin(self.runtime, directory / "plugin.log")
-        self.pid: int = self.process.pid  # type: ignore[attr-defined]
-        self.runtime.wait_connected()
+            self.process = go_plugin(self.runtime, self.directory / "plugin.log")
+        self.pid = self.process.pid
+        try:
+            self.runtime.wait_connected()
+        except RuntimeRefused as error:
+            raise SystemExit(f"{self.side} did not connect: {error}\n{self.process.log.read_text()[-4000:]}") from None
         self.sync_us = self.runtime.state()["syncs"][-1]["us"]
 
     def load(self, **fields: object) -> Json:
@@ -103,19 +109,20 @@ class Plugin:
         return result
 
     def close(self) -> None:
-        self.process.close()  # type: ignore[attr-defined]
+        if self.process is not None:
+            self.process.close()
         self.runtime.close()
 
 
 @contextmanager
 def plugin(side: str, version: str, binaries: Path, containers: int) -> Iterator[Plugin]:
-    directory = Path(tempfile.mkdtemp(prefix="nri-bench-"))
-    running = Plugin(side, version, binaries, directory / "run", containers)
-    try:
-        yield running
-    finally:
-        running.close()
-        shutil.rmtree(directory)
+    with tempfile.TemporaryDirectory(prefix="nri-bench-") as directory:
+        running = Plugin(side, version, binaries, Path(directory))
+        try:
+            running.connect(containers)
+            yield running
+        finally:
+            running.close()
 
 
 def measure_sync(figures: Figures, running: Plugin) -> None:
@@ -168,6 +175,10 @@ def measure_idle(figures: Figures, options: argparse.Namespace, binaries: Path) 
             figures.add("idle_cpu_percent", side.side, (cpu_of_tree(side.pid) - start) / options.idle_s * 100)
 
 
+def quartiles(values: list[float]) -> list[float]:
+    return statistics.quantiles(values, n=4)[::2] if len(values) > 1 else values * 2
+
+
 def summary(figures: Figures, options: argparse.Namespace) -> Json:
     out: Json = {"nri_version": options.nri, "rounds": options.rounds, "turns": options.turns, "rate": options.rate}
     out |= {"cpus": os.cpu_count(), "python": platform.python_version(), "kernel": platform.release(), "missed": []}
@@ -178,7 +189,7 @@ def summary(figures: Figures, options: argparse.Namespace) -> Json:
         out[f"{name}{suffix}"] = round(figures.median(name, "ours"), 1)
         out[f"{name}{suffix}_go"] = round(figures.median(name, "go"), 1)
         out[f"{name}_vs_go"] = round(middle, 3)
-        out[f"{name}_vs_go_spread"] = [round(part, 3) for part in statistics.quantiles(ratios, n=4)[::2]]
+        out[f"{name}_vs_go_spread"] = [round(part, 3) for part in quartiles(ratios)]
         if middle < limit if higher else middle > limit:
             out["missed"].append(f"{name}_vs_go")
     for name in ALONE:
