@@ -84,11 +84,14 @@ def _run(verb: str, rest: list[str]) -> int:
     except (WarmupError, KernelError) as error:
         print(f"nri-warmup {verb}: {error}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FAILED
+    except OSError as error:
+        print(f"nri-warmup {verb}: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ def render_text(status: dict[str, Any]) -> str:
         + (f" with {connection['runtime']} {connection['runtime_version']}" if connection["runtime"] else "")
         + (f", {connection['disconnects']} disconnects" if connection["disconnects"] else "")
         + (f" (last error: {clean(connection['last_error'])})" if connection["last_error"] else ""),
-        f"config: {status['config']['source']} (profiles: {', '.join(status['config']['profiles']) or 'none'})",
+        f"config: {status['config']['source']} (profiles: {', '.join(status['config']['profiles']) or 'none'})"
+        + (f"; a newer one was refused: {clean(status['config']['error'])}" if status["config"]["error"] else ""),
         f"jobs: {status['jobs']['running']} running, {status['jobs']['queued']} queued",
     ]
     for title, key in (("containers", "containers"), ("recent", "recent")):

@@ -21,6 +21,10 @@ from nri_warmup.model.profile import Config
 MAX_BYTES = 1 << 20
 MAX_NODES = 50_000
 MAX_DEPTH = 24
+_TAGS = frozenset(
+    f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "merge")
+)
+"""Those that plain values resolve to."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -85,7 +89,9 @@ def _load(text: str, source: str) -> tuple[object, dict[str, int]]:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark is not None else ""
         raise ConfigError(f"{source}: {where}{error.problem or error.context or 'not YAML'}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # PyYAML's constructors raise KeyError, IndexError, AttributeError for odd scalars
         first = (str(error).splitlines() or ["not YAML"])[0]
         raise ConfigError(f"{source}: {first}") from None
 
@@ -115,6 +121,8 @@ def _survey(root: yaml.Node, source: str) -> dict[str, int]:
         place, node, depth, line = stack.pop()
         lines.setdefault(place, line)
         count += 1
+        if node.tag not in _TAGS:
+            raise ConfigError(f"{source}: line {line}: a value with the tag {node.tag!r}; write it without a tag")
         if count > MAX_NODES:
             raise ConfigError(f"{source}: more than {MAX_NODES} values, aliases counted; too much for a configuration")
         if depth > MAX_DEPTH:

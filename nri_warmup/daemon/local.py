@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -16,16 +17,18 @@ from typing import Any
 from nri_warmup.config import default_config
 from nri_warmup.daemon import paths
 from nri_warmup.daemon.localcgroup import LocalCgroup
-from nri_warmup.daemon.node import read_node_state
+from nri_warmup.daemon.node import read_levels_of, read_memory_levels, read_node_state
 from nri_warmup.daemon.warmup import Target, warm_target
 from nri_warmup.errors import KernelError
 from nri_warmup.inject.job import WarmJob
 from nri_warmup.inject.zygote import Injector
+from nri_warmup.kernel import process
 from nri_warmup.kernel.root import Root
 from nri_warmup.model.lifecycle import Container, Pod, Runtime, pairs
+from nri_warmup.model.node import MemoryLevel
 from nri_warmup.model.outcome import Outcome, OutcomeState, Progress
 from nri_warmup.model.plan import WarmupPlan
-from nri_warmup.model.profile import Config, Gate, NodeLimits, Residency
+from nri_warmup.model.profile import Config, Gate, NodeLimits, Profile, Residency
 from nri_warmup.policy.decide import decide
 from nri_warmup.policy.memory import budget
 
@@ -60,15 +63,12 @@ async def warm_once(
     """Warm ``patterns`` once: as process ``pid`` sees them and charged to it, or on the host (pid 0)."""
     root = Root("/")
     node = read_node_state(root)
-    procs: tuple[str, ...] = ()
-    if cgroup_dir:
-        procs = (os.path.join(os.path.abspath(cgroup_dir), "cgroup.procs"),)
-        if not os.access(procs[0], os.W_OK):
-            raise KernelError(procs[0], 2 if not os.path.exists(procs[0]) else 13, "not a cgroup that we can join")
-    injector = Injector()
-    await injector.start()
-    pidfd = os.pidfd_open(pid) if pid else None
+    procs, levels = _charged_to(root, pid, cgroup_dir)
+    reserve_bytes = Profile(name="").reserve_bytes if levels else 0
+    pidfd = process.pidfd_open(pid) if pid else None
+    injector = Injector(lease_path=_lease())
     try:
+        await injector.start()
         job = WarmJob(
             id="warm",
             pid=pid,
@@ -76,7 +76,7 @@ async def warm_once(
             residency=residency,
             max_bytes=max_bytes if max_bytes is not None else 1 << 62,
             max_files=1_000_000,
-            budget_bytes=budget((), node, 0, NodeLimits().reserve_bytes).budget_bytes,
+            budget_bytes=budget(levels, node, reserve_bytes, NodeLimits().reserve_bytes).budget_bytes,
             deadline_s=deadline_s,
             join_cgroup=bool(pid) and not measure_only,
             cgroup_procs=procs,
@@ -89,6 +89,25 @@ async def warm_once(
         if pidfd is not None:
             os.close(pidfd)
         await injector.close()
+
+
+def _charged_to(root: Root, pid: int, cgroup_dir: str) -> tuple[tuple[str, ...], tuple[MemoryLevel, ...]]:
+    """(cgroup.procs files to join, memory levels that bound it). Raises KernelError where there is no such cgroup."""
+    if pid:
+        return (), read_memory_levels(root, pid)
+    if not cgroup_dir:
+        return (), ()
+    directory = os.path.abspath(cgroup_dir)
+    procs = os.path.join(directory, "cgroup.procs")
+    if not os.access(procs, os.W_OK):
+        number = errno.EACCES if os.path.exists(procs) else errno.ENOENT
+        raise KernelError(procs, number, "not a cgroup that we can join")
+    return (procs,), read_levels_of(root, directory)
+
+
+def _lease() -> str | None:
+    """The host's list of files being warmed, where there is a place for it: one job a file at a time."""
+    return paths.LEASE if os.access(os.path.dirname(paths.LEASE), os.W_OK) else None
 
 
 def exec_config(path: str) -> Config:
@@ -170,8 +189,13 @@ async def _supervise(run: LocalRun, pid: int, go: int) -> LocalResult:
     pidfd = os.pidfd_open(pid)
     ended: asyncio.Future[None] = loop.create_future()
     loop.add_reader(pidfd, _end, ended)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, _forward, pidfd, number)
+    # A terminal sends SIGINT to the whole group, so to the command as well; sent to us alone it has to be passed on.
+    if os.isatty(0):
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
+    else:
+        loop.add_signal_handler(signal.SIGINT, _forward, pidfd, signal.SIGINT)
     warm = loop.create_task(_warm(run, pid)) if not run.plan.is_empty else None
     if warm is not None and run.plan.gate is Gate.HOOK:
         held: set[asyncio.Future[Any]] = {warm, ended}
@@ -205,7 +229,7 @@ def _forward(pidfd: int, number: int) -> None:
 
 async def _warm(run: LocalRun, pid: int) -> Outcome:
     started = asyncio.get_running_loop().time()
-    injector = Injector()
+    injector = Injector(lease_path=_lease())
     try:
         await injector.start()
         outcome = await warm_target(

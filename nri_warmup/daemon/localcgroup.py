@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from dataclasses import dataclass
@@ -38,14 +39,21 @@ class LocalCgroup:
                 parent = _parent_with_memory(root, membership.directory)
             directory = f"{parent}/nri-warmup-exec-{os.getpid()}"
             os.mkdir(directory)
+        except (KernelError, OSError) as error:
+            if memory_limit_bytes is not None:
+                raise KernelError(str(error), errno.ENOTSUP, "no memory cgroup for --memory-limit") from None
+            logs.warning("no memory cgroup of its own for the command", error=error)
+            return LocalCgroup()
+        group = LocalCgroup(directories=(directory,))
+        try:
             if memory_limit_bytes is not None:
                 name = "memory.max" if membership.hierarchy.version == 2 else "memory.limit_in_bytes"
                 with open(f"{directory}/{name}", "w") as stream:
                     stream.write(str(memory_limit_bytes))
-            return LocalCgroup(directories=(directory,))
-        except (KernelError, OSError) as error:
-            logs.warning("no memory cgroup of its own for the command", error=error)
-            return LocalCgroup()
+        except OSError as error:
+            group.remove()
+            raise KernelError(f"{directory}/{name}", error.errno or errno.EIO, "the memory limit") from None
+        return group
 
     def remove(self) -> None:
         """The kernel needs a moment after the last process: try for a second, then say what was left."""

@@ -96,16 +96,17 @@ def setup(*, level: str = "info", form: str = "text", file: str = "") -> str:
     """Configure logging; returns where the log goes: stderr, or the file, or syslog when stderr is /dev/null."""
     handler: logging.Handler
     if file:
-        handler, where = logging.FileHandler(file), file
+        handler, where = logging.handlers.WatchedFileHandler(file), file
     elif _stderr_is_read():
         handler, where = logging.StreamHandler(sys.stderr), "stderr"
     elif os.path.exists(_SYSLOG_SOCKET):
         handler, where = logging.handlers.SysLogHandler(_SYSLOG_SOCKET), "syslog"
         handler.ident = "nri-warmup: "
     else:
-        handler, where = logging.FileHandler(_FALLBACK_FILE, delay=True), _FALLBACK_FILE
+        handler, where = logging.handlers.WatchedFileHandler(_FALLBACK_FILE, delay=True), _FALLBACK_FILE
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    LOG.handlers[:] = [handler]
-    LOG.setLevel(level.upper())
-    LOG.propagate = False
+    for logger in (LOG, logging.getLogger("asyncio")):
+        logger.handlers[:] = [handler]
+        logger.setLevel(level.upper() if logger is LOG else logging.WARNING)
+        logger.propagate = False
     return where

@@ -54,7 +54,20 @@ def read_memory_levels(root: Root, pid: int) -> tuple[MemoryLevel, ...]:
 
     Raises KernelError where the process or its cgroup is gone.
     """
-    membership = cgroup.memory_membership(root, cgroup.read_memberships(root, pid))
+    return _levels(root, cgroup.memory_membership(root, cgroup.read_memberships(root, pid)))
+
+
+def read_levels_of(root: Root, directory: str) -> tuple[MemoryLevel, ...]:
+    """The same for a cgroup directory of the memory hierarchy; empty for a directory of another one."""
+    for hierarchy in cgroup.read_hierarchies(root):
+        inside = directory.startswith(hierarchy.mount_point.rstrip("/") + "/") or directory == hierarchy.mount_point
+        if inside and cgroup.has_memory_controller(root, hierarchy):
+            path = directory[len(hierarchy.mount_point) :] or "/"
+            return _levels(root, cgroup.Membership(hierarchy=hierarchy, path=path, directory=directory.strip("/")))
+    return ()
+
+
+def _levels(root: Root, membership: cgroup.Membership | None) -> tuple[MemoryLevel, ...]:
     if membership is None:
         return ()
     return tuple(

@@ -76,6 +76,9 @@ class Handler(Protocol):
     def on_skipped(self, kind: EventKind) -> None:
         """An event was answered without decoding it."""
 
+    def on_failed(self, kind: EventKind) -> None:
+        """Something of ours raised for an event; the runtime was answered all the same."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionStatus:
@@ -177,7 +180,12 @@ class _Bridge(Plugin):
         interest = self._handler.interest()
         found = sieve.sift(interest)
         del sieve
-        listed = [_translate().parse_listed(pod, container) for pod, container in found]
+        listed = []
+        for pod, container in found:
+            try:
+                listed.append(_translate().parse_listed(pod, container))
+            except Exception:
+                self._handler_failed(EventKind.SYNCHRONIZE)
         del found
         self._handler.on_synchronize(listed, totals)
         if size > _TRIM_ABOVE:
@@ -258,6 +266,7 @@ class _Bridge(Plugin):
 
     def _handler_failed(self, kind: EventKind) -> None:
         self.status = replace(self.status, handler_errors=self.status.handler_errors + 1)
+        self._handler.on_failed(kind)
         LOG.exception("%s failed here; the runtime goes on", kind.value)
 
 

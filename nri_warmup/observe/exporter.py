@@ -30,7 +30,7 @@ class Exporter:
 
     async def start(self, *, unix_path: str | None, tcp: tuple[str, int] | None = None) -> None:
         if unix_path:
-            Path(unix_path).unlink(missing_ok=True)
+            await _free(unix_path)
             old = os.umask(0o117)
             try:
                 self._servers.append(await asyncio.start_unix_server(self._serve, unix_path, limit=_MAX_REQUEST_BYTES))
@@ -83,6 +83,17 @@ class Exporter:
             return _response(404, "text/plain", "pages: " + " ".join(sorted(self._pages)) + "\n")
         status, content_type, body = page()
         return _response(status, content_type, body, head=method == b"HEAD")
+
+
+async def _free(path: str) -> None:
+    """Take away a socket that nobody serves; OSError where somebody does."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_unix_connection(path), 1.0)
+    except (OSError, TimeoutError):
+        Path(path).unlink(missing_ok=True)
+        return
+    writer.close()
+    raise OSError(f"{path}: somebody else serves it; choose another --metrics-socket")
 
 
 def _response(status: int, content_type: str, body: str, *, head: bool = False) -> bytes:

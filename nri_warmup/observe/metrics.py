@@ -100,6 +100,8 @@ TABLE: tuple[Metric, ...] = (
         kind="counter",
         help="Of the bytes read, those charged to the container's own memory cgroup.",
     ),
+    Metric(name="nri_warmup_config_stale", kind="gauge", help="1 while a changed configuration is refused."),
+    Metric(name="nri_warmup_workers_stuck", kind="gauge", help="Workers that wait inside the kernel and do not die."),
     Metric(name="nri_warmup_jobs_running", kind="gauge", help="Workers reading now."),
     Metric(name="nri_warmup_jobs_queued", kind="gauge", help="Warm-ups waiting for a slot."),
     Metric(name="nri_warmup_containers_tracked", kind="gauge", help="Containers with a plan."),
@@ -118,6 +120,12 @@ TABLE: tuple[Metric, ...] = (
         labels=(("result", frozenset({"ok", "failed"})),),
     ),
     Metric(name="nri_warmup_gates_total", kind="counter", help="OCI hooks answered.", labels=(("result", _ANY),)),
+    Metric(
+        name="nri_warmup_programs_total",
+        kind="counter",
+        help="Warm-up programs of the operator's that were run in containers, by how they ended.",
+        labels=(("result", frozenset({"ok", "failed", "timeout"})),),
+    ),
     Metric(
         name="nri_warmup_start_hold_seconds_total",
         kind="counter",

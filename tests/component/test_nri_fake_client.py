@@ -71,6 +71,9 @@ class Daemon:
         self.told.put(("event", event))
         return self.hold() if self.hold is not None else None
 
+    def on_failed(self, kind: EventKind) -> None:
+        pass
+
     def on_skipped(self, kind: EventKind) -> None:
         self.skipped.append(kind)
 
