@@ -17,6 +17,7 @@ from nri_warmup.fields import (
     as_count,
     as_duration,
     as_enum,
+    as_ids,
     as_list,
     as_list_of,
     as_nonempty,
@@ -31,6 +32,7 @@ from nri_warmup.fields import (
 )
 from nri_warmup.model.profile import (
     Config,
+    ExecProgram,
     Gate,
     Limits,
     MatchExpression,
@@ -52,6 +54,9 @@ _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_KEY = re.compile(r"label:[^\x00-\x20\x7f]{1,317}")
 _PATTERN = re.compile(r"(?!.*/\.\.(/|$))/[^\x00-\x1f\x7f]{0,4095}")
 
+_HOST_PATH = re.compile(r"(?!.*/\.{0,2}(/|$))/[^\x00-\x1f\x7f]{1,4095}")
+"""Clean: no empty, ``.`` or ``..`` component, and no slash at its end."""
+
 _DEFAULT_PROFILES = (Profile(name="model", files=("/mnt/models/**", "/models/**", "/model/**")),)
 _VALUED = (Operator.IN, Operator.NOT_IN, Operator.MATCHES)
 
@@ -68,7 +73,9 @@ _PROFILE = (
     "mode",
     "max_bytes",
     "reserve",
+    "exec",
 )
+_EXEC = ("path", "directory", "args", "timeout", "cpus", "nodes")
 _SELECTOR = ("profile", "matchLabels", "matchExpressions", "containers")
 _EXPRESSION = ("key", "operator", "values")
 _LIMITS = (
@@ -177,7 +184,31 @@ def _profile(section: Section, name: str) -> Profile:
         mode=section.get("mode", as_enum(Mode), base.mode),
         max_bytes=section.get("max_bytes", as_positive_size, base.max_bytes),
         reserve_bytes=section.get("reserve", as_size, base.reserve_bytes),
+        exec=section.get("exec", _exec, None),
     )
+
+
+def _exec(value: object, place: str) -> ExecProgram:
+    section = Section(value, place, _EXEC)
+    path = section.require("path", _host_path)
+    directory = section.get("directory", _host_path, "")
+    if directory and not path.startswith(f"{directory}/"):
+        fail(f"{place}.path", f"{show(path)} is not below directory {show(directory)}")
+    return ExecProgram(
+        path=path,
+        directory=directory,
+        args=section.get("args", as_list_of(as_any_text), ()),
+        timeout_s=section.get("timeout", as_positive_duration, ExecProgram(path=path).timeout_s),
+        cpus=section.get("cpus", as_ids, frozenset()),
+        nodes=section.get("nodes", as_ids, frozenset()),
+    )
+
+
+def _host_path(value: object, place: str) -> str:
+    text = as_text(value, place)
+    if _HOST_PATH.fullmatch(text) is None:
+        fail(place, f"{show(text)} is not an absolute path of a file or directory on the host")
+    return text
 
 
 def _selector(value: object, place: str) -> Selector:

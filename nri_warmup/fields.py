@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NoReturn, TypeVar
 
 from nri_warmup.errors import ConfigError
-from nri_warmup.units import parse_duration, parse_size
+from nri_warmup.units import parse_duration, parse_id_list, parse_size
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -181,6 +181,17 @@ def as_positive_duration(value: object, place: str) -> float:
     if seconds <= 0:
         fail(place, "no time at all; write for example 90s")
     return seconds
+
+
+def as_ids(value: object, place: str) -> frozenset[int]:
+    """CPUs or NUMA nodes in the kernel's list format; a single one may be a number."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(text, str):
+        fail(place, f"{describe(value)} where a list such as 0-3,8 belongs")
+    try:
+        return parse_id_list(text)
+    except ValueError as error:
+        fail(place, str(error))
 
 
 def as_count(value: object, place: str) -> int:

@@ -38,5 +38,12 @@ class NodeState:
     control_socket: str = "/run/nri-warmup/control.sock"
     can_hold: bool = False
     """Pages can be locked for a container (``residency: held``)."""
+    exec_launcher: str = ""
+    """The launcher of warm-up programs as the runtime sees it; usable where ``exec_reason`` is empty."""
+    exec_reason: str = "its launcher is not installed"
+    exec_log_dir: str = ""
+    """The directory with the socket that their output goes to; empty where there is none."""
+    exec_missing: tuple[str, ...] = ()
+    """Programs and directories of the operator's that are not there, or cannot be run."""
     start_gate_left_s: float | None = None
     """What is left of the host's budget for holding StartContainer; None where nothing of it has been used."""

@@ -45,6 +45,22 @@ class Operator(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExecProgram:
+    """A warm-up program of the operator's, run inside the container as its own user before its entrypoint.
+
+    ``path`` is a host file; with ``directory``, a host directory that holds it and comes along. ``cpus`` and ``nodes``
+    bind it for its time; empty means where the container may run.
+    """
+
+    path: str
+    directory: str = ""
+    args: tuple[str, ...] = ()
+    timeout_s: float = 10.0
+    cpus: frozenset[int] = frozenset()
+    nodes: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     name: str
     files: tuple[str, ...] = ()
@@ -58,6 +74,7 @@ class Profile:
     max_bytes: int | None = None
     reserve_bytes: int = 64 << 20
     """Kept free below the container's memory limit."""
+    exec: ExecProgram | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

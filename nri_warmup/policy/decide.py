@@ -13,9 +13,10 @@ from nri_warmup.fields import nearest
 from nri_warmup.model.lifecycle import Container, Pod, Runtime, lookup
 from nri_warmup.model.node import NodeState
 from nri_warmup.model.plan import Adjustment, Reason, ReasonKind, WarmupPlan
-from nri_warmup.model.profile import Config, Mode, Profile
+from nri_warmup.model.profile import Config, Gate, Mode, Profile
 from nri_warmup.model.request import WarmupRequest
 from nri_warmup.policy.gate import GateChoice, choose_deadline, choose_gate
+from nri_warmup.policy.program import ProgramChoice, choose_program
 from nri_warmup.policy.select import matches_any, mismatch, names_container
 from nri_warmup.policy.warmset import sight, warm_files
 from nri_warmup.request import PLANNED, parse_request
@@ -168,10 +169,13 @@ def _plan(
     reasons: list[Reason],
 ) -> WarmupPlan:
     files = warm_files(profile, request, config.limits, node, reasons)
-    if files is None:
+    if files is None and profile.exec is None:
         return WarmupPlan(reasons=tuple(reasons))
     deadline_s = choose_deadline(profile, request, config.limits, reasons)
     gate = choose_gate(profile, request, config.limits, runtime, node, container, deadline_s, reasons)
+    program = choose_program(profile, node, gate.hold_s if gate.gate is Gate.HOOK else 0.0, reasons)
+    if files is None and program is None:
+        return WarmupPlan(reasons=tuple(reasons))
     if profile.mode is Mode.OBSERVE:
         text = f"mode observe of profile {profile.name}: measured, nothing read and nothing changed"
         _add(reasons, ReasonKind.CHOSEN, "observe", text)
@@ -183,18 +187,19 @@ def _plan(
         on_error=gate.on_error,
         mode=profile.mode,
         reserve_bytes=profile.reserve_bytes,
-        adjustment=_adjustment(profile, gate),
-        actions=(files,),
+        adjustment=_adjustment(profile, gate, program),
+        actions=() if files is None else (files,),
         reasons=tuple(reasons),
     )
 
 
-def _adjustment(profile: Profile, gate: GateChoice) -> Adjustment:
+def _adjustment(profile: Profile, gate: GateChoice, program: ProgramChoice | None) -> Adjustment:
     if profile.mode is Mode.OBSERVE:
         return Adjustment()
     return Adjustment(
         annotations=((PLANNED, profile.name),),
-        hooks=() if gate.hook is None else (gate.hook,),
+        mounts=() if program is None else program.mounts,
+        hooks=(*((gate.hook,) if gate.hook else ()), *((program.hook,) if program else ())),
     )
 
 

@@ -93,6 +93,8 @@ def _what(plan: WarmupPlan) -> Iterable[str]:
         yield "runtime:  asked to change nothing"
     for key, value in plan.adjustment.annotations:
         yield f"runtime:  annotation {key}={value}"
+    for mount in plan.adjustment.mounts:
+        yield f"runtime:  mount {mount.source} at {mount.destination} ({','.join(mount.options)})"
     for hook in plan.adjustment.hooks:
         yield f"runtime:  {hook.stage} hook {hook.path} {' '.join(hook.args[1:])} (time-out {hook.timeout_s} s)"
 

@@ -8,6 +8,7 @@ from nri_warmup.config import START_HOLD_S, default_config, load_config
 from nri_warmup.errors import ConfigError
 from nri_warmup.model.profile import (
     Config,
+    ExecProgram,
     Gate,
     Limits,
     MatchExpression,
@@ -33,6 +34,14 @@ WHOLE = {
             "mode": "observe",
             "max_bytes": "64Gi",
             "reserve": "128Mi",
+            "exec": {
+                "path": "/opt/warm/bin/wake",
+                "directory": "/opt/warm",
+                "args": ["--all", ""],
+                "timeout": "1500ms",
+                "cpus": "0-2, 8",
+                "nodes": 1,
+            },
         },
         {"name": "quick", "gate": "start"},
     ],
@@ -83,6 +92,14 @@ def test_whole_file() -> None:
                 mode=Mode.OBSERVE,
                 max_bytes=64 << 30,
                 reserve_bytes=128 << 20,
+                exec=ExecProgram(
+                    path="/opt/warm/bin/wake",
+                    directory="/opt/warm",
+                    args=("--all", ""),
+                    timeout_s=1.5,
+                    cpus=frozenset({0, 1, 2, 8}),
+                    nodes=frozenset({1}),
+                ),
             ),
             Profile(name="quick", gate=Gate.START, hold_s=START_HOLD_S),
         ),
@@ -137,7 +154,28 @@ def test_own_profiles_replace_the_built_in_one() -> None:
     assert load_config({"profiles": [{"name": "a"}]}, source="x").profile("model") is None
 
 
+def _exec(**fields: object) -> dict[str, object]:
+    return {"profiles": [{"name": "a", "exec": fields}]}
+
+
 BAD: list[tuple[object, str]] = [
+    (_exec(), "c: profiles[0].exec: path is missing"),
+    (_exec(path="/a", arg=[]), "c: profiles[0].exec: unknown key 'arg'; did you mean args?"),
+    (_exec(path="bin/wake"), "c: profiles[0].exec.path: 'bin/wake' is not an absolute path"),
+    (_exec(path="/"), "c: profiles[0].exec.path: '/' is not an absolute path"),
+    (_exec(path="/a/"), "c: profiles[0].exec.path: '/a/' is not an absolute path"),
+    (_exec(path="/a/../b"), "c: profiles[0].exec.path: '/a/../b' is not an absolute path"),
+    (_exec(path="/a//b"), "c: profiles[0].exec.path: '/a//b' is not an absolute path"),
+    (_exec(path="/a/b", directory="/c"), "profiles[0].exec.path: '/a/b' is not below directory '/c'"),
+    (_exec(path="/ab/c", directory="/a"), "profiles[0].exec.path: '/ab/c' is not below directory '/a'"),
+    (_exec(path="/a", args="x"), "c: profiles[0].exec.args: the text 'x' where a list belongs"),
+    (_exec(path="/a", args=[1]), "c: profiles[0].exec.args[0]: the number 1"),
+    (_exec(path="/a", timeout="0s"), "c: profiles[0].exec.timeout: no time at all"),
+    (_exec(path="/a", cpus="x"), "c: profiles[0].exec.cpus: 'x' is not a cpu or node range"),
+    (_exec(path="/a", cpus="3-1"), "c: profiles[0].exec.cpus: '3-1' is not a range"),
+    (_exec(path="/a", cpus=-1), "c: profiles[0].exec.cpus: '-1' is not a cpu or node range"),
+    (_exec(path="/a", nodes=True), "c: profiles[0].exec.nodes: the boolean true"),
+    (_exec(path="/a", nodes=[0]), "c: profiles[0].exec.nodes: a list where"),
     ([], "c: a list where a map with profiles, selectors, limits… belongs"),
     ("x", "c: the text 'x' where a map with"),
     ({"profile": []}, "c: unknown key 'profile'; did you mean profiles?"),
