@@ -19,7 +19,7 @@ from dataclasses import replace
 from nri_warmup.daemon import logs
 from nri_warmup.daemon.hookhealth import HookHealth
 from nri_warmup.daemon.programs import ProgramHealth
-from nri_warmup.daemon.registry import Entry, Registry, WarmedLog, bounded
+from nri_warmup.daemon.registry import Entry, Registry, WarmedLog, bounded, slim
 from nri_warmup.daemon.startgate import StartGate
 from nri_warmup.daemon.warmup import Warmer
 from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, LifecycleEvent, Pod, Runtime
@@ -124,6 +124,9 @@ class Pipeline:
     def on_skipped(self, kind: EventKind) -> None:
         self._metrics.inc("nri_warmup_events_total", kind=kind.value, decoded="false")
 
+    def on_failed(self, kind: EventKind) -> None:
+        self._metrics.inc("nri_warmup_handler_errors_total", kind=kind.value)
+
     def on_create(self, event: LifecycleEvent) -> Adjustment:
         self._metrics.inc("nri_warmup_events_total", kind=event.kind.value, decoded="true")
         assert event.container is not None
@@ -170,7 +173,7 @@ class Pipeline:
                 try:
                     self._found(pod, container)
                 except Exception:
-                    self._metrics.inc("nri_warmup_handler_errors_total", kind=EventKind.SYNCHRONIZE.value)
+                    self.on_failed(EventKind.SYNCHRONIZE)
                     logs.LOG.exception("a container found at Synchronize is left as it is")
         logs.info("synchronized", pods=totals[0], containers=totals[1], of_interest=len(containers))
 
@@ -207,6 +210,7 @@ class Pipeline:
         return decide(pod, container, self.config, self.runtime, self.node_now(in_hook=in_hook))
 
     def _note_plan(self, entry: Entry) -> None:
+        slim(entry)
         plan = entry.plan
         self._metrics.inc("nri_warmup_plans_total", profile=plan.profile or "", gate=plan.gate.value)
         for reason in plan.reasons:

@@ -65,11 +65,10 @@ class Entry:
     """PostCreateContainer was seen: the runtime took our adjustment."""
 
 
-def _slim(pod: Pod, container: Container) -> tuple[Pod, Container]:
-    """What is needed of them once the plan is made; the rest is as large as a tenant likes."""
-    return replace(pod, labels=(), annotations=()), replace(
-        container, labels=(), annotations=(), args=(), env=(), mounts=()
-    )
+def slim(entry: Entry) -> None:
+    """Keep what is needed once the plan is made; the rest is as large as a tenant likes."""
+    entry.pod = replace(entry.pod, labels=(), annotations=())
+    entry.container = replace(entry.container, labels=(), annotations=(), args=(), env=(), mounts=())
 
 
 class Registry:
@@ -81,7 +80,6 @@ class Registry:
         self.history: deque[Entry] = deque(maxlen=_HISTORY)
 
     def add(self, entry: Entry) -> None:
-        entry.pod, entry.container = _slim(entry.pod, entry.container)
         if len(self._entries) >= _MAX_ENTRIES and entry.container.id not in self._entries:
             self.remove(next(iter(self._entries)))
         self._entries[entry.container.id] = entry
@@ -103,7 +101,7 @@ class Registry:
 
     def note(self, entry: Entry) -> None:
         """Into the history, which ``status`` shows."""
-        entry.pod, entry.container = _slim(entry.pod, entry.container)
+        slim(entry)
         self.history.append(entry)
 
     def of_pod(self, pod_id: str) -> list[Entry]:

@@ -88,7 +88,7 @@ def parse_container(message: pb.Container, kind: EventKind) -> Container:
 
 def _pairs(mapping: Mapping[str, str]) -> Pairs:
     # Not items(): protobuf's maps take theirs from collections.abc, and those are slow.
-    return tuple([(key, mapping[key]) for key in sorted(mapping)])
+    return tuple([(key, mapping[key]) for key in sorted(mapping)]) if mapping else ()
 
 
 def _image_name(annotations: Mapping[str, str]) -> str:

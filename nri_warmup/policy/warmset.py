@@ -17,10 +17,13 @@ from nri_warmup.model.profile import Limits, Profile, Residency
 from nri_warmup.model.request import WarmupRequest
 from nri_warmup.units import render_size
 
-_SYSTEM_DIRECTORIES = ("/proc", "/sys", "/dev")
+_BELOW_SYSTEM_DIRECTORIES = ("/proc/", "/sys/", "/dev/")
 _SYSTEM_MOUNTS = frozenset(
     {
         "/",
+        "/proc",
+        "/sys",
+        "/dev",
         "/etc/hosts",
         "/etc/hostname",
         "/etc/resolv.conf",
@@ -30,6 +33,7 @@ _SYSTEM_MOUNTS = frozenset(
         "/var/run/secrets/kubernetes.io/serviceaccount",
     }
 )
+_GLOB = frozenset("*?[")
 _SYSTEM_TYPES = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "devpts", "mqueue", "devtmpfs", "tmpfs"})
 
 
@@ -38,20 +42,28 @@ def is_system_mount(mount: Mount) -> bool:
     return (
         mount.destination in _SYSTEM_MOUNTS
         or mount.type in _SYSTEM_TYPES
-        or any(mount.destination == d or mount.destination.startswith(f"{d}/") for d in _SYSTEM_DIRECTORIES)
+        or mount.destination.startswith(_BELOW_SYSTEM_DIRECTORIES)
     )
 
 
 def sight(patterns: Sequence[str], mounts: Sequence[Mount]) -> tuple[str, str] | None:
     """The first (pattern, mount destination) such that a file below the mount can match, or None."""
+    wanted = [(pattern, _components(pattern)) for pattern in patterns]
     for mount in mounts:
         if is_system_mount(mount):
             continue
         destination = _components(mount.destination)
-        for pattern in patterns:
-            if _reaches(_components(pattern), destination):
+        for pattern, components in wanted:
+            if _may_begin(components, destination) and _reaches(components, destination):
                 return pattern, mount.destination
     return None
+
+
+def _may_begin(pattern: tuple[str, ...], destination: tuple[str, ...]) -> bool:
+    """False where the first component alone says no: most mounts, and this is asked for each at every creation."""
+    if not pattern or not destination or pattern[0] == destination[0]:
+        return True
+    return not _GLOB.isdisjoint(pattern[0])
 
 
 def _components(path: str) -> tuple[str, ...]:

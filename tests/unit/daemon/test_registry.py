@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from nri_warmup.daemon.registry import Entry, Registry, WarmedLog, bounded
+from nri_warmup.daemon.registry import Entry, Registry, WarmedLog, bounded, slim
 from nri_warmup.model.lifecycle import Container, Pod
 from nri_warmup.model.outcome import Outcome, OutcomeState
 from nri_warmup.model.plan import EMPTY_PLAN
@@ -70,6 +70,7 @@ def test_an_entry_keeps_nothing_that_a_tenant_sizes() -> None:
     entry.pod = replace(entry.pod, annotations=big, labels=big)
     entry.container = replace(entry.container, annotations=big, args=("x" * 100_000,), env=("y" * 100_000,))
     registry.add(entry)
+    slim(entry)
     assert entry.pod.annotations == () and entry.container.args == () and entry.container.env == ()
 
 
