@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--driver", choices=("cgroupfs", "systemd"), default="systemd")
     parser.add_argument("--out", type=Path, default=None, help="results go here (default build/vm/WHAT-SUITE-DRIVER)")
     parser.add_argument("--seconds", type=int, default=1500, help="for the tests inside (default %(default)s)")
+    parser.add_argument("--commit", default="", help="test this commit instead of the working tree")
     parser.epilog = "After --: further arguments of pytest inside; tests named there are run in place of WHAT's."
     words = [*sys.argv[1:], "--"]
     inside = words[words.index("--") + 1 : -1]
@@ -57,6 +58,7 @@ def main() -> int:
             seconds=options.seconds,
             node=options.what in ("node", "ci", "shell"),
             shell=options.what == "shell",
+            commit=options.commit,
         )
         out = options.out or Path("build/vm") / f"{options.what}-{options.suite}-{options.driver}-{options.topology}"
         ended = run(boot, out)

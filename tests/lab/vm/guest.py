@@ -30,7 +30,8 @@ KERNEL_ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """``tests``: what pytest is given inside. ``seconds``: for the tests; the boot itself has 240 more, at most."""
+    """``tests``: what pytest is given inside. ``seconds``: for the tests; the boot itself has 240 more, at most.
+    ``commit``: what is tested; empty for the working tree."""
 
     image: Image
     topology: str
@@ -40,6 +41,7 @@ class Boot:
     node: bool = False
     shell: bool = False
     no_skip: bool = True
+    commit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,7 @@ def _fill(boot: Boot, share: Path) -> None:
         "PYTEST_ARGS": shlex.join(boot.tests),
     }
     (share / "boot.env").write_text("".join(f"{key}={shlex.quote(str(value))}\n" for key, value in settings.items()))
-    _pack(share / "repo.tar")
+    _pack(share / "repo.tar", boot.commit)
     cache = share / "cache"
     cache.mkdir()
     probe = probe_binary()
@@ -142,8 +144,11 @@ def _fill(boot: Boot, share: Path) -> None:
         shutil.copy2(cache_directory() / "kubelet" / "kubelet", cache / "node" / "kubelet")
 
 
-def _pack(archive: Path) -> None:
-    """The tree as it is, without what git ignores."""
+def _pack(archive: Path, commit: str) -> None:
+    """A commit, or the tree as it is without what git ignores."""
+    if commit:
+        subprocess.run(["git", "archive", "--format=tar", f"--output={archive}", commit], cwd=ROOT, check=True)
+        return
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -178,6 +183,6 @@ def arguments(boot: Boot, share: Path, serial: Path) -> Sequence[str]:
         *("-kernel", str(boot.image.kernel), "-initrd", str(boot.image.initrd), "-append", KERNEL_ARGUMENTS),
         *("-drive", f"file={boot.image.disk},if=virtio,format=raw,cache=unsafe,snapshot=on"),
         *("-virtfs", f"local,path={share},mount_tag=share,security_model=none"),
-        *("-display", "none", "-vga", "none", "-no-reboot", "-nic", "none"),
+        *("-display", "none", "-vga", "none", "-no-reboot", "-nodefaults", "-nic", "none"),
         *(("-serial", "mon:stdio") if boot.shell else ("-serial", f"file:{serial}", "-monitor", "none")),
     ]  # fmt: skip

@@ -3,7 +3,7 @@ SUITE ?= trixie
 TOPOLOGY ?= two-nodes
 CGROUP_DRIVER ?= systemd
 GUEST = $(BIN)/python -m tests.lab.vm
-GUEST_OPTIONS = --suite $(SUITE) --topology $(TOPOLOGY) --driver $(CGROUP_DRIVER) $(if $(GUEST_ARGS),-- $(GUEST_ARGS))
+GUEST_OPTIONS = --suite $(SUITE) --topology $(TOPOLOGY) --driver $(CGROUP_DRIVER) $(if $(COMMIT),--commit $(COMMIT)) $(if $(GUEST_ARGS),-- $(GUEST_ARGS))
 
 .PHONY: test-vm
 test-vm: $(STAMP) ## tests/vm in a booted guest: make test-vm SUITE=trixie|forky TOPOLOGY=two-nodes|… CGROUP_DRIVER=cgroupfs|systemd
