@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.when == "call" and report.failed:
         item.stash[FAILED] = True
+    if report.failed and guest.SUITE:
+        # At once, not at the end: a guest may die before it.
+        print(f"\n{report.longreprtext}", file=sys.__stdout__, flush=True)
     return report
 
 

@@ -37,6 +37,6 @@ PROFILE
 [ "$MODE" != shell ] || exit 0
 rc=0
 timeout --signal=INT --kill-after=30 "$TEST_SECONDS" /opt/lab/venv/bin/python -m pytest -p no:cacheprovider --color=no \
-    --durations=12 --junitxml=/share/out/junit.xml -v $PYTEST_ARGS || rc=$?
+    --durations=12 --tb=short --junitxml=/share/out/junit.xml -v $PYTEST_ARGS || rc=$?
 [ $rc != 124 ] || echo "the tests did not end within $TEST_SECONDS s"
 exit $rc
