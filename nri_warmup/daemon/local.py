@@ -78,7 +78,7 @@ async def warm_once(
             max_files=1_000_000,
             budget_bytes=budget(levels, node, reserve_bytes, NodeLimits().reserve_bytes).budget_bytes,
             deadline_s=deadline_s,
-            join_cgroup=bool(pid) and not measure_only,
+            join_cgroup=bool(pid or procs) and not measure_only,
             cgroup_procs=procs,
             enter_namespaces=bool(pid),
             readahead_bytes=node.readahead_bytes,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nri_warmup.cli.demo import evict
+from tests.lab import pages
 from tests.lab.leftovers import processes
 
 VERB = [sys.executable, "-m", "nri_warmup.cli.main"]
@@ -66,6 +67,19 @@ def test_warm_says_when_the_cgroup_is_none(tmp_path: Path, model: Path) -> None:
     done = run("warm", str(model), "--cgroup", str(tmp_path))
     assert done.returncode == 1
     assert "not a cgroup that we can join" in done.stderr
+
+
+def test_warm_charges_the_cgroup_that_is_named(model: Path) -> None:
+    mount = pages.cgroup_mounts().get("memory") or pages.cgroup_mounts()[""]
+    directory = mount / f"nri-warmup-test-{os.getpid()}"
+    directory.mkdir()
+    try:
+        done = run("warm", str(model), "--cgroup", str(directory), "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["charged"]
+        assert pages.owners(model) == {directory.stat().st_ino: 16 * MIB // pages.PAGE}
+    finally:
+        directory.rmdir()
 
 
 def test_exec_warms_beside_the_command_and_charges_it(model: Path, tmp_path: Path) -> None:
