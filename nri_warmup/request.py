@@ -62,6 +62,10 @@ class _Found:
     value: str
 
 
+NOTHING_ASKED = WarmupRequest()
+"""The request of nearly every container."""
+
+
 class _Complaints:
     """The first of them, and how many more there were; those cost nothing to make."""
 
@@ -87,7 +91,7 @@ class _Complaints:
 def parse_request(pod: Pod, container: Container) -> WarmupRequest:
     """What the annotations of ``pod``, and of ``container`` itself (Podman has only these), ask for this container."""
     if not any(DOMAIN in key for items in (pod.annotations, container.annotations) for key, _ in items):
-        return WarmupRequest()
+        return NOTHING_ASKED
     complaints = _Complaints(container.name)
     found: dict[str, _Found] = {}
     for items in (pod.annotations, container.annotations):

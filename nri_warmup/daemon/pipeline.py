@@ -12,6 +12,7 @@ starts. The rooms know nothing of each other; only this module sees both sides.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -25,13 +26,15 @@ from nri_warmup.daemon.warmup import Warmer
 from nri_warmup.model.lifecycle import Container, ContainerState, EventKind, LifecycleEvent, Pod, Runtime
 from nri_warmup.model.node import NodeState
 from nri_warmup.model.outcome import Outcome, OutcomeState
-from nri_warmup.model.plan import Adjustment, WarmupPlan
+from nri_warmup.model.plan import Adjustment, ReasonKind, WarmupPlan
 from nri_warmup.model.profile import Config, Gate
 from nri_warmup.observe.metrics import Registry as Metrics
 from nri_warmup.policy.decide import decide
 from nri_warmup.policy.interest import interest_tokens
 
 _BEGINS = frozenset({EventKind.POST_CREATE_CONTAINER, EventKind.START_CONTAINER, EventKind.POST_START_CONTAINER})
+_TOLD = frozenset({ReasonKind.CUT, ReasonKind.IGNORED})
+"""Reasons that the workload's author has to hear of. The others are in ``status``."""
 _SETTLED = frozenset({OutcomeState.DONE, OutcomeState.PARTIAL, OutcomeState.OVER_BUDGET, OutcomeState.OBSERVED})
 """What trying again after a restart would not better. Whatever was interrupted or failed is tried again."""
 _ALIVE = frozenset({ContainerState.CREATED, ContainerState.RUNNING, ContainerState.PAUSED, ContainerState.UNKNOWN})
@@ -75,7 +78,7 @@ class Pipeline:
 
     def use_node(self, node: NodeState) -> None:
         self._node = node
-        self._hopeful = replace(node, hook_usable=True)
+        self._hopeful = replace(node, hook_usable=True, hook_path="/", exec_launcher="/", exec_reason="")
 
     def node_now(self, *, in_hook: bool = False) -> NodeState:
         """What is known of the host, with what may be different at every decision."""
@@ -202,10 +205,10 @@ class Pipeline:
         return entry
 
     def _decide(self, pod: Pod, container: Container, *, in_hook: bool) -> WarmupPlan:
-        """The host's hook and budget are looked at only for a plan that would hold the entrypoint."""
+        """The host is looked at anew only for a plan that would hold the entrypoint or run a program before it."""
         if not in_hook:
             plan = decide(pod, container, self.config, self.runtime, self._hopeful)
-            if plan.gate is Gate.NONE:
+            if plan.gate is Gate.NONE and not plan.adjustment.mounts:
                 return plan
         return decide(pod, container, self.config, self.runtime, self.node_now(in_hook=in_hook))
 
@@ -218,8 +221,10 @@ class Pipeline:
             if reason.code == "bad-annotation":
                 self._metrics.inc("nri_warmup_complaints_total")
         self._metrics.set("nri_warmup_containers_tracked", len(self.registry))
-        write, message = (logs.debug, "nothing to do") if plan.is_empty else (logs.info, "planned")
-        _log_entry(write, message, entry, why="; ".join(map(str, plan.reasons)))
+        told = any(reason.kind in _TOLD for reason in plan.reasons)
+        if told or logs.LOG.isEnabledFor(logging.DEBUG):
+            write, message = logs.info if told else logs.debug, "nothing to do" if plan.is_empty else "planned"
+            _log_entry(write, message, entry, why="; ".join(map(str, plan.reasons)))
 
     def _missed(self, entry: Entry) -> None:
         entry.late = True

@@ -71,7 +71,10 @@ class Handler(Protocol):
     def on_create(self, event: LifecycleEvent) -> Adjustment: ...
 
     def on_event(self, event: LifecycleEvent) -> Awaitable[Any] | None:
-        """None lets the runtime go on at once; an awaitable holds it until done or until shortly before its timeout."""
+        """None lets the runtime go on at once; an awaitable holds it until done or until shortly before its timeout.
+
+        Of a tracked container or pod the event carries id, state and pid; of one first heard of now, everything.
+        """
 
     def on_skipped(self, kind: EventKind) -> None:
         """An event was answered without decoding it."""
@@ -221,7 +224,7 @@ class _Bridge(Plugin):
         else:
             wanted = self._handler.is_tracked(id_inside(payload, pod_field + 1))
         if wanted or (kind in _OPENING and matches(self._handler.interest(), payload)):
-            return self._deliver(kind, method, payload)
+            return self._deliver(kind, method, payload, known=wanted)
         return self._skip(kind)
 
     def _skip(self, kind: EventKind) -> bytes:
@@ -248,10 +251,10 @@ class _Bridge(Plugin):
             return b""
         return reply
 
-    def _deliver(self, kind: EventKind, method: str, payload: bytes) -> bytes | Awaitable[bytes]:
+    def _deliver(self, kind: EventKind, method: str, payload: bytes, *, known: bool) -> bytes | Awaitable[bytes]:
         self._count(kind)
         try:
-            held = self._handler.on_event(_translate().parse_event(kind, method, payload))
+            held = self._handler.on_event(_translate().parse_event(kind, method, payload, known=known))
         except Exception:
             self._handler_failed(kind)
             return b""

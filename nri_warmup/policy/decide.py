@@ -19,7 +19,7 @@ from nri_warmup.policy.gate import GateChoice, choose_deadline, choose_gate
 from nri_warmup.policy.program import ProgramChoice, choose_program
 from nri_warmup.policy.select import matches_any, mismatch, names_container
 from nri_warmup.policy.warmset import sight, warm_files
-from nri_warmup.request import PLANNED, parse_request
+from nri_warmup.request import NOTHING_ASKED, PLANNED, parse_request
 
 _SANDBOX_MARKS = (
     ("io.kubernetes.cri.container-type", "sandbox"),
@@ -47,7 +47,7 @@ def decide(
 
 
 def _leave_alone(pod: Pod, container: Container, config: Config, reasons: list[Reason]) -> bool:
-    if matches_any(pod.runtime_handler, config.sandboxed_handlers) and pod.runtime_handler:
+    if pod.runtime_handler and matches_any(pod.runtime_handler, config.sandboxed_handlers):
         text = f"runtime handler {_shown(pod.runtime_handler)} is sandboxed: its process is not the container"
         _add(reasons, ReasonKind.SKIPPED, "sandboxed", text)
     elif config.own_namespace and pod.namespace == config.own_namespace:
@@ -62,6 +62,8 @@ def _leave_alone(pod: Pod, container: Container, config: Config, reasons: list[R
 
 def _allowed(request: WarmupRequest, config: Config, reasons: list[Reason]) -> WarmupRequest:
     """The request without what could not be understood and without the keys that annotations may not set."""
+    if request is NOTHING_ASKED:
+        return request
     for complaint in request.complaints:
         _add(reasons, ReasonKind.IGNORED, "bad-annotation", str(complaint))
     asked: dict[str, bool] = {
@@ -209,5 +211,7 @@ def _add(reasons: list[Reason], kind: ReasonKind, code: str, text: str) -> None:
 
 def _shown(text: str) -> str:
     """A tenant's text inside a reason: bounded, and without what a terminal would obey."""
+    if text.isprintable() and 0 < len(text) <= 200:
+        return text
     shown = "".join(c if c.isprintable() else "?" for c in text[:200])
     return shown or "''"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from nri_warmup.config import load_config
+from nri_warmup.daemon.hookhealth import HookHealth
 from nri_warmup.daemon.pipeline import Pipeline
 from nri_warmup.daemon.registry import WarmedLog
 from nri_warmup.daemon.warmup import Warmer
@@ -284,3 +285,30 @@ def test_no_handler_touches_the_kernel_before_it_answers(kind: EventKind) -> Non
         await bench.settle()
 
     asyncio.run(main())
+
+
+def test_a_profile_with_gate_hook_gets_the_hook_of_this_host(tmp_path: Path) -> None:
+    """Decided with what is known of the hook now, not with what was hoped."""
+    hook = Path(__file__).resolve().parents[3] / "hooks" / "nri-warmup-hook"
+    metrics = Metrics()
+    config = load_config(
+        {
+            "profiles": {"llm": {"files": ["/models/**"], "gate": "hook"}},
+            "selectors": [{"profile": "llm", "matchLabels": {"app": "llm"}}],
+        },
+        source="test",
+    )
+    health = HookHealth(str(hook), str(tmp_path / "control.sock"))
+    pipeline = Pipeline(
+        config=config,
+        node=NodeState(),
+        warmer=RecordingWarmer(metrics),
+        metrics=metrics,
+        warmed=WarmedLog(None),
+        hooks=health,
+    )
+    event = LifecycleEvent(kind=EventKind.CREATE_CONTAINER, pod=POD, container=CONTAINER)
+    assert pipeline.on_create(event).hooks == ()
+    asyncio.run(health.check())
+    (entry,) = pipeline.on_create(event).hooks
+    assert entry.path == str(hook) and CONTAINER.id in entry.args

@@ -42,6 +42,15 @@ CONTAINER = m.Container(
 )
 
 
+def test_of_what_is_known_only_the_state_is_taken() -> None:
+    payload = m.StartContainerRequest(pod=POD, container=CONTAINER).SerializeToString()
+    event = parse_event(EventKind.START_CONTAINER, "StartContainer", payload, known=True)
+    assert event.container is not None and event.pod.id == "p" and event.pod.labels == ()
+    assert (event.container.id, event.container.pid, event.container.mounts) == ("c", 77, ())
+    stopped = parse_event(EventKind.STOP_CONTAINER, "StopContainer", payload, known=True)
+    assert stopped.container is not None and stopped.container.pid == 0
+
+
 @pytest.mark.parametrize("state_change", [False, True])
 def test_every_field_that_we_use_arrives(state_change: bool) -> None:
     if state_change:
@@ -58,8 +67,8 @@ def test_every_field_that_we_use_arrives(state_change: bool) -> None:
     assert pod.labels == (("a", "1"), ("b", "2")) and pod.annotations == (("x", "y"),)
     assert (container.id, container.pod_id, container.name, container.image) == ("c", "p", "server", "image:1")
     assert container.state is ContainerState.RUNNING and container.pid == 77
-    assert container.args == ("/bin/server", "-v") and container.env == ("A=1",)
-    assert container.mounts == (Mount(destination="/d", source="/s", type="bind", options=("ro", "rbind")),)
+    assert container.args == container.env == container.labels == ()  # nothing is decided by them
+    assert container.mounts == (Mount(destination="/d", source="/s", type="bind"),)
     assert container.namespaces == (("pid", ""), ("ipc", "/proc/5/ns/ipc"))
     assert container.cgroups_path == "slice:cri-containerd:c" and container.memory_limit_bytes == 1 << 30
 
