@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hook", default=paths.HOOK, help="the OCI hook's executable, for gate: hook (default %(default)s)"
     )
+    parser.add_argument(
+        "--launcher", default=paths.LAUNCHER, help="the launcher of warm-up programs, for exec: (default %(default)s)"
+    )
     parser.add_argument("--root", default="/", help=argparse.SUPPRESS)
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     parser.add_argument("--log-format", default="text", choices=("text", "json"))
@@ -55,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         metrics_tcp=_tcp(args.metrics_tcp),
         state_dir=args.state_dir,
         hook=args.hook,
+        launcher=args.launcher,
         root=args.root,
         log_level=args.log_level,
         log_format=args.log_format,
@@ -62,9 +66,10 @@ def run(args: argparse.Namespace) -> int:
         explicit_config=args.config != paths.CONFIG,
     )
     if args.check:
-        from nri_warmup.daemon.service import load_config
+        from nri_warmup.daemon.settings import Settings
+        from nri_warmup.observe.metrics import Registry
 
-        config = load_config(options)
+        config = Settings(options.config_path, explicit=options.explicit_config, metrics=Registry()).config
         print(f"{config.source}: {len(config.profiles)} profiles, {len(config.selectors)} selectors")
         return cli.OK
     return run_service(options)

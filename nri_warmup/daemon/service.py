@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nri_warmup
-from nri_warmup.config import default_config
 from nri_warmup.daemon import logs, paths
 from nri_warmup.daemon.control import ControlServer, Message
 from nri_warmup.daemon.gate import GateKeeper
@@ -22,14 +21,13 @@ from nri_warmup.daemon.notify import notify, watchdog_interval_s
 from nri_warmup.daemon.pipeline import Pipeline
 from nri_warmup.daemon.programs import ProgramHealth, ProgramLog
 from nri_warmup.daemon.registry import WarmedLog
+from nri_warmup.daemon.settings import Settings
 from nri_warmup.daemon.status import render_status
 from nri_warmup.daemon.veto import read_hook_veto
 from nri_warmup.daemon.warmup import Warmer
-from nri_warmup.errors import ConfigError
 from nri_warmup.inject.zygote import Injector
 from nri_warmup.kernel.root import Root
 from nri_warmup.model.lifecycle import Runtime
-from nri_warmup.model.profile import Config
 from nri_warmup.nri.client import NriClient
 from nri_warmup.observe.exporter import Exporter
 from nri_warmup.observe.metrics import Registry as Metrics
@@ -61,15 +59,6 @@ class Options:
     explicit_config: bool = False
 
 
-def load_config(options: Options) -> Config:
-    """The operator's file; the built-in defaults where there is none and none was named."""
-    if not options.explicit_config and not Path(options.config_path).exists():
-        return default_config()
-    from nri_warmup.daemon.configfile import read_config  # brings in YAML
-
-    return read_config(options.config_path)
-
-
 class Service:
     """One running daemon."""
 
@@ -78,18 +67,19 @@ class Service:
         self.metrics = Metrics()
         self.metrics.set("nri_warmup_build_info", 1, version=nri_warmup.__version__)
         root = Root(options.root)
+        self.settings = Settings(options.config_path, explicit=options.explicit_config, metrics=self.metrics)
         state_dir = _writable_dir(options.state_dir)
-        self.injector = Injector()
+        self.injector = Injector(lease_path=f"{os.path.dirname(os.path.abspath(options.control_socket))}/files.lock")
         self.warmer = Warmer(injector=self.injector, root=root, metrics=self.metrics)
         log_dir = f"{os.path.dirname(os.path.abspath(options.control_socket))}/exec"
         self.hooks = HookHealth(options.hook, options.control_socket, self._read_hook_veto)
         self.pipeline = Pipeline(
-            config=load_config(options),
+            config=self.settings.config,
             node=read_node_state(root),
             warmer=self.warmer,
             metrics=self.metrics,
             warmed=WarmedLog(f"{state_dir}/warmed" if state_dir else None),
-            on_config_text=self._config_from_runtime,
+            on_config_text=self.settings.from_runtime,
             hooks=self.hooks,
             programs=ProgramHealth(options.launcher, log_dir),
         )
@@ -111,7 +101,6 @@ class Service:
         )
         self._root = root
         self._stop = asyncio.Event()
-        self._config_stamp = _stamp(options.config_path)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -170,27 +159,11 @@ class Service:
 
     # -- configuration ---------------------------------------------------------------------------------------------
 
-    def _config_from_runtime(self, text: str) -> Config | None:
-        from nri_warmup.daemon.configfile import parse_config
-
-        try:
-            return parse_config(text, source="configuration from the container runtime")
-        except ConfigError as error:
-            logs.warning("configuration from the runtime refused", error=error)
-            return None
-
     def _reload_config(self) -> bool:
-        self._config_stamp = _stamp(self.options.config_path)
-        try:
-            config = load_config(self.options)
-        except ConfigError as error:
-            self.metrics.inc("nri_warmup_config_reloads_total", result="failed")
-            logs.warning("configuration kept as it was; the new one is refused", error=error)
-            return False
-        self.pipeline.use_config(config)
-        self.metrics.inc("nri_warmup_config_reloads_total", result="ok")
-        logs.info("configuration read", source=config.source, profiles=len(config.profiles))
-        return True
+        config = self.settings.reload()
+        if config is not None:
+            self.pipeline.use_config(config)
+        return config is not None
 
     async def _watch(self) -> None:
         """Look at the configuration file's stamp (a ConfigMap swaps links, so a look beats a watch) and at the node."""
@@ -198,12 +171,15 @@ class Service:
         while True:
             await asyncio.sleep(_CONFIG_POLL_S)
             ticks += 1
-            await self.hooks.check()
-            if _stamp(self.options.config_path) != self._config_stamp:
-                self._reload_config()
-            if ticks * _CONFIG_POLL_S >= _NODE_POLL_S:
-                ticks = 0
-                self.pipeline.use_node(read_node_state(self._root))
+            try:
+                await self.hooks.check()
+                if self.settings.changed():
+                    self._reload_config()
+                if ticks * _CONFIG_POLL_S >= _NODE_POLL_S:
+                    ticks = 0
+                    self.pipeline.use_node(read_node_state(self._root))
+            except Exception:
+                logs.LOG.exception("looking after configuration, hook and host failed; tried again")
 
     def _read_hook_veto(self, runtime: Runtime) -> str:
         return read_hook_veto(self._root, runtime.name, runtime.pid)
@@ -211,15 +187,26 @@ class Service:
     # -- what is shown ---------------------------------------------------------------------------------------------
 
     async def _status(self, request: Message) -> AsyncIterator[Message]:
-        yield {"done": True, **render_status(self.pipeline, self.client.status, self.warmer)}
+        yield {"done": True, **render_status(self.pipeline, self.client.status, self.warmer, self.settings.error)}
 
     async def _reload(self, request: Message) -> AsyncIterator[Message]:
-        yield {"done": True, "ok": self._reload_config(), "source": self.pipeline.config.source}
+        yield {
+            "done": True,
+            "ok": self._reload_config(),
+            "source": self.pipeline.config.source,
+            "error": self.settings.error,
+        }
 
     def _metrics_page(self) -> tuple[int, str, str]:
         self.warmer.update_gauges()
+        self._take_over_counts()
         self.metrics.set("nri_warmup_containers_tracked", len(self.pipeline.registry))
         return 200, _TEXT, self.metrics.render()
+
+    def _take_over_counts(self) -> None:
+        """What others count themselves, when the page is asked for."""
+        self.metrics.set("nri_warmup_zygote_restarts_total", self.injector.restarts)
+        self.metrics.set("nri_warmup_workers_stuck", self.injector.stuck)
 
     def _healthz_page(self) -> tuple[int, str, str]:
         return 200, "text/plain", "ok\n"
@@ -235,14 +222,6 @@ async def _pet_watchdog(interval_s: float) -> None:
     while True:
         notify("WATCHDOG=1")
         await asyncio.sleep(interval_s)
-
-
-def _stamp(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _writable_dir(path: str) -> str | None:

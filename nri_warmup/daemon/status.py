@@ -16,7 +16,9 @@ _HISTORY_SHOWN = 50
 _FILES_SHOWN = 20
 
 
-def render_status(pipeline: Pipeline, connection: ConnectionStatus, warmer: Warmer) -> dict[str, Any]:
+def render_status(
+    pipeline: Pipeline, connection: ConnectionStatus, warmer: Warmer, config_error: str = ""
+) -> dict[str, Any]:
     config = pipeline.config
     running, queued = warmer.load()
     return {
@@ -34,6 +36,7 @@ def render_status(pipeline: Pipeline, connection: ConnectionStatus, warmer: Warm
             "source": config.source,
             "profiles": [p.name for p in config.profiles],
             "selectors": len(config.selectors),
+            "error": config_error,
         },
         "jobs": {"running": running, "queued": queued},
         "containers": [render_entry(e) for e in pipeline.registry],
@@ -52,6 +55,7 @@ def render_entry(entry: Entry) -> dict[str, Any]:
         "gate": entry.plan.gate.value,
         "state": entry.state.value if entry.state else "planned",
         "late": entry.late,
+        "program": entry.program,
         "running_s": round(time.monotonic() - began, 3) if began is not None and entry.outcome is None else None,
         "progress": {
             "wanted_bytes": entry.progress.wanted_bytes,
