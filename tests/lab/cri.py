@@ -252,7 +252,10 @@ class Cri:
 
     def pid(self, container: Container) -> int:
         """The host pid of its first process."""
-        info = self._runtime("ContainerStatus", container_id=container.id, verbose=True).info
+        return self.pid_of(container.id)
+
+    def pid_of(self, container_id: str) -> int:
+        info = self._runtime("ContainerStatus", container_id=container_id, verbose=True).info
         return int(json.loads(info["info"])["pid"])
 
     def spec(self, container: Container) -> dict[str, Any]:

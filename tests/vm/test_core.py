@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.bed import MIB, Bed
 from tests.lab import pages
 from tests.lab.cri import until
+from tests.lab.leftovers import slice_directory
 from tests.vm import guest
 from tests.vm.guest import LABELS, model_config
 
@@ -113,7 +114,7 @@ def test_memory_high_of_the_pod_bounds_the_warm_up(bed: Bed) -> None:
     plugin = bed.plugin(model_config())
     pod = bed.pod(labels=LABELS)
     container = bed.create(pod, "sleep", "1000", volumes=[bed.volume(model.parent)])
-    directory = guest.cgroup_of(bed.cri.pid(container)).parent
+    directory = guest.CGROUPS / slice_directory(pod.config.linux.cgroup_parent).strip("/")
     (directory / "memory.high").write_text(str(64 * MIB))
     bed.cri.start(container)
     entry = plugin.outcome(container.id)

@@ -1,6 +1,8 @@
 """No trace on the LRU lists: after the server's own first access its model is as inactive as without a warm-up.
 
-kubelet's working set is usage less *inactive* file pages: what turns active counts against the pod and the node.
+kubelet's working set is usage less *inactive* file pages: what turns active counts against the pod and the node. It may
+be more inactive: the multi-generational LRU puts what is read in by a fault of a mapping into its youngest generation,
+and what was there before the fault stays where it was.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def test_no_trace_after_the_servers_own_access(bed: Bed, generations: bool, serv
     with guest.multigenerational_lru(generations):
         without = active_after_its_own_access(bed, server, None)
         warmed = active_after_its_own_access(bed, server, {})
-    assert abs(warmed - without) <= 2 * MIB, f"active: {warmed >> 20} MiB warmed, {without >> 20} MiB without"
+    assert warmed - without <= 2 * MIB, f"active: {warmed >> 20} MiB warmed, {without >> 20} MiB without"
 
 
 @pytest.mark.ci_guest

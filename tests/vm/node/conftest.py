@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from tests.lab._pb import cri_pb2 as pb
 from tests.lab.containerd import Containerd
 from tests.lab.cri import until
 from tests.lab.plugin import PluginProcess
@@ -148,29 +150,16 @@ class Node:
         return until(f"{container} of pod {pod}", lambda: self._find(pod, container), 120, 0.5)  # type: ignore[no-any-return]
 
     def _find(self, pod: str, container: str) -> Running | None:
-        for found in json.loads(self._ctr_list()):
-            labels = found["labels"]
-            if (
-                labels.get("io.kubernetes.pod.name") == f"{pod}-guest"
-                and labels.get("io.kubernetes.container.name") == container
-            ):
-                pid = self._pid(found["id"])
-                if pid:
-                    return Running(id=found["id"], pid=pid, cgroup=guest.cgroup_of(pid))
+        wanted = {"io.kubernetes.pod.name": f"{pod}-guest", "io.kubernetes.container.name": container}
+        cri = self.runtime.cri
+        for found in cri.call("RuntimeService", "ListContainers", pb.ListContainersRequest()).containers:
+            if found.state == pb.CONTAINER_RUNNING and wanted.items() <= dict(found.labels).items():
+                try:
+                    pid = cri.pid_of(found.id)
+                    return Running(id=found.id, pid=pid, cgroup=guest.cgroup_of(pid))
+                except (grpc.RpcError, FileNotFoundError):
+                    continue  # it has just ended
         return None
-
-    def _ctr_list(self) -> str:
-        """Every container with its labels; ctr prints one JSON object a container."""
-        names = self.runtime.ctr("containers", "list", "-q").split()
-        infos = [json.loads(self.runtime.ctr("containers", "info", name)) for name in names]
-        return json.dumps([{"id": info["ID"], "labels": info.get("Labels", {})} for info in infos])
-
-    def _pid(self, container_id: str) -> int:
-        for line in self.runtime.ctr("tasks", "list").splitlines()[1:]:
-            words = line.split()
-            if words[0] == container_id and words[2] == "RUNNING":
-                return int(words[1])
-        return 0
 
     def remove_pod(self, name: str) -> None:
         (self.manifests / f"{name}.json").unlink(missing_ok=True)

@@ -78,6 +78,8 @@ def test_the_working_set_that_kubelet_sees_stays_as_without_a_warm_up(node: Node
             server = node.running(name)
             if annotations:
                 assert node.plugin.outcome(server.id, 120)["state"] == "done"
+            else:
+                assert pages.resident_share(path) == 0.0 and node.plugin.entry(server.id) is None
             (sync / "go").touch()
             until("the server's read", (sync / "read").exists, 60)
             sets[name] = working_set_after(node, name, (sync / "read").stat().st_mtime)
