@@ -1,35 +1,31 @@
 """Warming: brings the files found into the page cache in the way that leaves no trace on the LRU, and measures the
 result.
 
-Small files: WILLNEED, many at a time, completion by mincore. Large files: ``large.py``. Then everything is verified by
-mincore, and what is missing warmed once more. The page cache is never read by Python and mapped memory never touched:
-a file truncated meanwhile is EFAULT from madvise. Budget, deadline and progress are kept here.
+Small files: ``small.py``. Large files: ``large.py``. Both verify by mincore what has come, ask once more for what is
+missing, and read through what still is. The page cache is never read by Python and mapped memory never touched: a file
+truncated meanwhile is EFAULT from madvise. Budget, deadline and progress are kept here.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import struct
 import time
 
 from nri_warmup.errors import KernelError
 from nri_warmup.inject.files import SMALL, Finder, Found, Refused
-from nri_warmup.inject.large import CHUNK, STALL_S, LargeFile
+from nri_warmup.inject.large import LargeFile
+from nri_warmup.inject.lease import Lease
 from nri_warmup.inject.meter import Meter
+from nri_warmup.inject.small import SmallFiles
 from nri_warmup.inject.touch import Toucher
 from nri_warmup.inject.wire import MAX_FILE_RECORDS, Report, Task
-from nri_warmup.inject.work import Stop, Work, missing_of
+from nri_warmup.inject.work import HUGE_ANYWAY, Geometry, Stop, Work, missing_of, total
 from nri_warmup.kernel import pagecache, syscalls
 from nri_warmup.kernel.pagecache import Mapping
 
-OVERSHOOT = 4 << 20
-"""What the fault path reads at a time on a MADV_HUGEPAGE mapping: two PMD folios."""
-BATCH_FILES = 128
-BATCH_BYTES = 32 << 20
 REPORT_S = 0.1
 MAX_RANGES = 10_000
+RELEASE = pagecache.kernel_release()
 
 
 class Engine:
@@ -40,10 +36,13 @@ class Engine:
         self._finder = finder
         self._report = report
         self.meter = meter
-        self.toucher = Toucher()
         self._null_fd = null_fd
-        self._lease_fd = lease_fd
+        self._lease = Lease(lease_fd, task.lease_wait_s)
         self._deadline = time.monotonic() + task.deadline_s
+        self.toucher = Toucher(self._deadline, task.deadline_s)
+        self.geometry = Geometry(task.pmd_bytes)
+        self.stall_s = min(5.0, max(0.05, task.deadline_s / 20))
+        """WILLNEED is taken to have given up when nothing has come for so long: a small share of the job's time."""
         self._last_report = 0.0
         self.report_s = REPORT_S
         self.spent = 0
@@ -71,28 +70,28 @@ class Engine:
             for found in wanted:
                 self._observe(found)
             return "observed", "measured only"
-        batch: list[Work] = []
+        small = SmallFiles(self)
         for found in wanted:
             if found.size < SMALL:
-                self._collect(batch, found)
+                small.add(found)
                 continue
-            self._small(batch)
+            small.flush()
             self._large(found)
-        self._small(batch)
+        small.flush()
         if self.over_budget:
             return "over-budget", self._budget_reason()
         return ("partial", "not everything wanted is resident") if self.failed else ("done", "")
 
     def _cut(self, found: list[Found]) -> list[Found]:
         """What fits below max_bytes, in order."""
-        total = 0
+        taken = 0
         kept = []
         for item in found:
-            if total + item.size > self.task.max_bytes:
+            if taken + item.size > self.task.max_bytes:
                 self.over_budget = True
                 self._result(item.path, "over-budget", item.size, 0, 0, False, "beyond max-bytes")
                 continue
-            total += item.size
+            taken += item.size
             kept.append(item)
         return kept
 
@@ -118,14 +117,14 @@ class Engine:
         now = time.monotonic()
         if now - self._last_report >= self.report_s:
             self._last_report = now
-            total = (self.resident or 0) + resident
-            self._report.send("progress", self.wanted, total, self.read + read, self.files, current)
+            there = (self.resident or 0) + resident
+            self._report.send("progress", self.wanted, there, self.read + read, self.files, current)
         if now >= self._deadline:
             raise Stop("deadline", f"not done within {self.task.deadline_s:g} s")
 
     # -- one file -----------------------------------------------------------------------------------------------------
 
-    def _open(self, found: Found) -> Work | None:
+    def open(self, found: Found) -> Work | None:
         """None where there is nothing to do, and the result has been reported."""
         try:
             fd, status = self._finder.open(found)
@@ -142,13 +141,15 @@ class Engine:
             return None
         sparse = status.st_blocks * 512 < size
         ranges = pagecache.data_ranges(fd, size, MAX_RANGES) if sparse else [(0, size)]
-        work = Work(found, fd, ranges, pagecache.tells_truth(fd, _is_owner(status)))
+        inside = bool(self.task.namespaces & syscalls.CLONE_NEWUSER)
+        truthful = pagecache.tells_truth(fd, in_user_namespace=inside, release=RELEASE)
+        work = Work(found, fd, ranges, truthful)
         if work.wanted != size:
             work.detail = f"sparse: {size - work.wanted} bytes of holes left out"
             self.wanted += work.wanted - size
         return work
 
-    def _close(self, work: Work) -> None:
+    def close(self, work: Work) -> None:
         """Verdict and result of a file that has been dealt with."""
         try:
             size = os.fstat(work.fd).st_size
@@ -174,123 +175,60 @@ class Engine:
         """Whether ``absent`` more bytes fit, and what the kernel may read past ``end`` of its own accord."""
         if self.task.budget_bytes is None:
             return True
-        overshoot = min(max(self.task.readahead_bytes, OVERSHOOT), max(0, work.found.size - end))
+        overshoot = min(max(self.task.readahead_bytes, self.geometry.overshoot), max(0, work.found.size - end))
         return self.spent + absent + overshoot <= self.task.budget_bytes
 
     def _observe(self, found: Found) -> None:
         """What is resident of a file, and nothing else."""
         self.progress(found.path)
-        work = self._open(found)
+        work = self.open(found)
         if work is None:
             return
         try:
             if work.truthful:
-                work.resident = work.wanted - sum(end - start for start, end in missing_of(work))
+                work.resident = work.wanted - total(missing_of(work))
         except KernelError as exc:
             work.fail("failed", str(exc))
         finally:
-            self._close(work)
+            self.close(work)
 
     # -- large files --------------------------------------------------------------------------------------------------
 
     def _large(self, found: Found) -> None:
         self.progress(found.path)
-        work = self._open(found)
+        work = self.open(found)
         if work is None:
             return
-        self._lease(found)
         try:
+            self._lease.take(work, lambda: self.progress(found.path))
             LargeFile(self, work).warm()
         except KernelError as exc:
             work.fail("failed", str(exc))
         finally:
-            self._release()
-            self._close(work)
+            self._lease.release()
+            self.close(work)
 
-    def _lease(self, found: Found) -> None:
-        """One job per file at a time on the host: a byte-range lock that dies with its holder, named by inode and size.
-
-        Not by device: two overlay mounts of one lower file differ in it. A collision only makes one wait for the other.
-        """
-        if self._lease_fd is None:
-            return
-        where = (found.inode * 0x9E3779B97F4A7C15 ^ found.size * 0xC2B2AE3D27D4EB4F) & ((1 << 62) - 1)
-        while True:
-            try:
-                fcntl.fcntl(self._lease_fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, where, 1))
-            except OSError as exc:
-                if exc.errno not in (errno.EAGAIN, errno.EACCES):
-                    return
-            else:
-                return
-            self.progress(found.path)
-            time.sleep(0.02)
-
-    def _release(self) -> None:
-        if self._lease_fd is not None:
-            fcntl.fcntl(self._lease_fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
-
-    # -- small files --------------------------------------------------------------------------------------------------
-
-    def _collect(self, batch: list[Work], found: Found) -> None:
-        self.progress(found.path)
-        work = self._open(found)
-        if work is None:
-            return
-        batch.append(work)
-        if len(batch) >= BATCH_FILES or sum(item.wanted for item in batch) >= BATCH_BYTES:
-            self._small(batch)
-
-    def _small(self, batch: list[Work]) -> None:
-        """Issue all, then wait for all by mincore. Empties ``batch``."""
-        try:
-            waiting = [work for work in batch if self._issue(work)]
-            _wait(self, waiting)
-        finally:
-            for work in batch:
-                self._measure_small(work)
-                self._close(work)
-            batch.clear()
-
-    def _issue(self, work: Work) -> bool:
-        """Start reading what is absent of a small file; False where there is nothing to wait for."""
-        try:
-            absent = missing_of(work) if work.truthful else work.ranges
-            work.absent = sum(end - start for start, end in absent)
-            if work.truthful:
-                work.resident = work.wanted - work.absent
-            if not self.room(work, work.absent, work.found.size):
-                work.fail("over-budget", "the budget is used up")
-                return False
-            self.spent += work.absent
-            work.populated = work.absent
-            for start, end in absent:
-                pagecache.will_need(work.fd, start, end, CHUNK)
-        except KernelError as exc:
-            if exc.errno == errno.ENODEV:
-                self.send_through(work, 0, work.found.size)
-                work.active = True
-            else:
-                work.fail("failed", str(exc))
+    def save_overshoot(self) -> bool:
+        """Go on without MADV_HUGEPAGE where its overshoot is large; False where there is nothing to save."""
+        if not self.geometry.huge or self.geometry.piece <= HUGE_ANYWAY:
             return False
-        return work.truthful and work.absent > 0
+        self.geometry = Geometry(self.task.pmd_bytes, huge=False)
+        return True
 
-    def _measure_small(self, work: Work) -> None:
-        """Owner and folio size of a file that is wholly ours and wholly there: map it, count, and cool it whole
-        again."""
-        ours = work.truthful and 0 < work.absent == work.wanted == work.resident
-        if not ours or self.meter is None or not self.task.populate or not self.meter.due():
+    # -- shared by small and large files ------------------------------------------------------------------------------
+
+    def unmappable(self, work: Work) -> None:
+        """A file that mmap(2) refuses: read through, and nobody can say what of it is resident."""
+        work.active = True
+        work.truthful = False
+        if not self.room(work, work.wanted, work.found.size):
+            work.fail("over-budget", "the budget is used up")
             return
-        try:
-            with Mapping(work.fd, 0, work.found.size) as mapping:
-                mapping.advise(0, work.found.size, syscalls.MADV_POPULATE_READ)
-                self.meter.count(mapping.address, mapping.length)
-                if self.task.cold:
-                    mapping.advise(0, work.found.size, syscalls.MADV_COLD)
-        except KernelError:
-            pass  # truncated, or a kernel that does not populate: only the measurement is lost
-
-    # -- shared with LargeFile ---------------------------------------------------------------------------------------
+        self.spent += work.wanted
+        for start, end in work.ranges:
+            self.send_through(work, start, end)
+            work.populated += end - start
+        work.fail("warmed", "cannot be mapped, read through: its pages count as active")
 
     def send_through(self, work: Work, start: int, end: int) -> None:
         """Read a range by sendfile to /dev/null: works on whatever can be read, and leaves the pages referenced."""
@@ -306,32 +244,17 @@ class Engine:
             offset += sent
             self.progress(work.found.path, read=offset - start)
 
-
-def _wait(engine: Engine, works: list[Work]) -> None:
-    """The same over many small files at once."""
-    pause, missing, since = 0.001, -1, time.monotonic()
-    waiting = works
-    while waiting:
-        for work in waiting:
-            try:
-                work.resident = work.wanted - sum(end - start for start, end in missing_of(work))
-            except KernelError as exc:
-                work.fail("failed", str(exc))
-        waiting = [work for work in waiting if work.resident != work.wanted and work.state == "warmed"]
-        left = sum(work.wanted - (work.resident or 0) for work in waiting)
-        if left != missing:
-            missing, since = left, time.monotonic()
-        elif time.monotonic() - since > STALL_S:
+    def cool(self, work: Work, start: int, end: int) -> None:
+        """MADV_COLD needs page tables: map the range populated (as old kernels can, too), then cool it."""
+        if not self.task.cold:
             return
-        if waiting:
-            engine.progress(waiting[0].found.path)
-            time.sleep(pause)
-            pause = min(0.02, pause * 2)
-
-
-def _flock(kind: int, start: int, length: int) -> bytes:
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
-
-
-def _is_owner(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() or os.geteuid() == 0
+        if not work.truthful:
+            work.active = True
+            return
+        try:
+            with Mapping(work.fd, start, end - start, populate=True, align=self.geometry.piece) as mapping:
+                if self.meter is not None and self.meter.due():
+                    self.meter.count(mapping.address, mapping.length)
+                mapping.advise(start, end - start, syscalls.MADV_COLD)
+        except KernelError:
+            work.active = True

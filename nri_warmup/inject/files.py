@@ -110,7 +110,11 @@ class Finder:
         self._bounds = bounds
         self._entries = 0
         self._hits = 0
-        self._until = time.monotonic() + bounds.seconds
+        begin = time.monotonic()
+        self._until = begin + bounds.seconds
+        self._list_until = begin + bounds.seconds / 2  # the other half is for looking at what was listed
+        self._full = ""
+        """Why no directory is listed any more."""
         self._seen: set[tuple[int, int]] = set()
         self.found: list[Found] = []
         self.refused: list[tuple[str, str, str]] = []
@@ -132,12 +136,14 @@ class Finder:
                 return
             finally:
                 self.found[begin:] = sorted(self.found[begin:], key=_order)
+        if self._full:
+            self.notes.append(f"not every directory was listed: {self._full}")
 
     def _expand_one(self, pattern: str) -> None:
         before = self._hits + len(self.refused)
         components = tuple(part for part in pattern.split("/") if part not in ("", "."))
         self._walk("/", components, 0)
-        if before == self._hits + len(self.refused):
+        if before == self._hits + len(self.refused) and not self._full:
             self._refuse(pattern, "vanished", "no file matches")
 
     def _walk(self, directory: str, components: tuple[str, ...], depth: int) -> None:
@@ -172,7 +178,10 @@ class Finder:
                     self._walk(path, rest, depth + 1)
 
     def _list(self, directory: str) -> list[tuple[str, bool, bool]]:
-        """(name, is a directory, is a link) of every entry, sorted. A directory that cannot be listed has none."""
+        """(name, is a directory, is a link) of every entry, sorted. A directory that cannot be listed has none; of an
+        enormous one, what came first is used."""
+        if self._full:
+            return []
         try:
             fd = syscalls.openat2(self._root, directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK, _IN_ROOT)
         except KernelError as exc:
@@ -187,7 +196,8 @@ class Finder:
                 return []
             with os.scandir(fd) as listing:
                 for entry in listing:
-                    self._spend()
+                    if not self._may_list():
+                        break
                     entries.append((entry.name, entry.is_dir(follow_symlinks=False), entry.is_symlink()))
         except (OSError, KernelError) as exc:
             self._refuse(directory, "failed", _name(exc.errno))
@@ -196,15 +206,18 @@ class Finder:
         entries.sort()
         return entries
 
-    def _spend(self) -> None:
+    def _may_list(self) -> bool:
+        """Whether one more entry may be looked at; once not, never again."""
         self._entries += 1
         if self._entries > self._bounds.entries:
-            raise _Exhausted(f"more than {self._bounds.entries} directory entries")
-        if self._entries % 64 == 0 and time.monotonic() > self._until:
-            raise _Exhausted(f"more than {self._bounds.seconds:g} s")
+            self._full = f"more than {self._bounds.entries} directory entries"
+        elif time.monotonic() > self._list_until:
+            self._full = f"more than {self._bounds.seconds / 2:g} s"
+        return not self._full
 
     def _take(self, path: str, *, named: bool) -> None:
-        self._spend()
+        if time.monotonic() > self._until:
+            raise _Exhausted(f"more than {self._bounds.seconds:g} s")
         try:
             fd, status = self.look(path)
         except Refused as refusal:

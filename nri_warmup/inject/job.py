@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from nri_warmup.model.profile import Residency
 
@@ -16,10 +15,12 @@ class WarmJob:
     bounds what is wanted. ``cgroup_procs`` are files to join instead of the pid's own cgroups. ``chroot`` is the
     rootfs as a path in the target's mount namespace where the target has not pivoted into it yet. ``cpus`` and
     ``nodes``, where given, bind the worker and with it the placement of the page cache. ``method`` ``sendfile`` keeps
-    it from populating mappings.
+    it from populating mappings. ``group`` is whose job it is (a namespace): one that has left too many workers behind
+    that do not die gets no more.
     """
 
     id: str
+    group: str = ""
     pid: int = 0
     patterns: tuple[str, ...] = ()
     residency: Residency = Residency.INACTIVE
@@ -37,19 +38,3 @@ class WarmJob:
     method: str = "auto"
     measure_only: bool = False
     """Say what is resident, and read nothing."""
-
-    def to_json(self) -> str:
-        fields = asdict(self)
-        fields["residency"] = self.residency.value
-        return json.dumps(fields, separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> WarmJob:
-        """The inverse of ``to_json``. Raises ValueError or TypeError for anything else."""
-        fields = json.loads(text)
-        if not isinstance(fields, dict):
-            raise ValueError("a warm job is a JSON object")
-        fields["residency"] = Residency(fields.get("residency", Residency.INACTIVE.value))
-        for name in ("patterns", "cgroup_procs", "cpus", "nodes"):
-            fields[name] = tuple(fields.get(name, ()))
-        return cls(**fields)

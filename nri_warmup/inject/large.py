@@ -14,22 +14,17 @@ import os
 import time
 
 from nri_warmup.errors import KernelError
-from nri_warmup.inject.work import WINDOW, Range, Stop, Work, missing_in
+from nri_warmup.inject.work import CHUNK, WINDOW, Range, Stop, Work, missing_in, total
 from nri_warmup.kernel import pagecache, syscalls
-from nri_warmup.kernel.pagecache import PIECE, Mapping
+from nri_warmup.kernel.pagecache import Mapping
 from nri_warmup.kernel.syscalls import PAGE_SIZE
 
 TYPE_CHECKING = False  # importing typing would cost the zygote memory
 if TYPE_CHECKING:
     from nri_warmup.inject.engine import Engine
 
-STEP = 16 << 20
-CHUNK = 128 << 10
-"""One WILLNEED call: never more than any device's readahead, or the rest would be left out silently."""
 GAP_BYTES = 32 << 20
 """Read by WILLNEED and not waited for yet."""
-STALL_S = 1.0
-"""WILLNEED gives up silently (no memory, I/O error): so do we when nothing came in for this long."""
 
 
 class LargeFile:
@@ -41,6 +36,9 @@ class LargeFile:
         self._window: Mapping | None = None
         self._scan: Mapping | None = None
         self._gaps: list[Range] = []
+        """Asked of WILLNEED, and not waited for yet."""
+        self._unheeded: list[Range] = []
+        """Waited for in vain."""
         self._populate = engine.task.populate
 
     def warm(self) -> None:
@@ -48,14 +46,17 @@ class LargeFile:
         try:
             self._scan = Mapping(work.fd, 0, work.found.size)
         except KernelError:
-            self._unmappable()
+            self._engine.unmappable(work)
             return
         try:
             self._pass(first=True)
             self._settle()
-            if work.truthful and work.resident != work.wanted and work.state == "warmed":
+            if self._is_wanting():
+                self._unheeded = []
                 self._pass(first=False)
                 self._settle()
+            if self._is_wanting():
+                self._read_through()
         except Stop:
             self._tally()
             raise
@@ -63,23 +64,20 @@ class LargeFile:
             self._drop_window()
             self._scan.unmap()
 
-    def _unmappable(self) -> None:
-        work = self._work
-        work.active = True
-        work.truthful = False
-        if not self._engine.room(work, work.wanted, work.found.size):
-            work.fail("over-budget", "the budget is used up")
-            return
-        self._engine.spent += work.wanted
-        for start, end in work.ranges:
-            self._engine.send_through(work, start, end)
-            work.populated += end - start
-        work.fail("warmed", "cannot be mapped, read through: its pages count as active")
+    def _is_wanting(self) -> bool:
+        return self._work.truthful and self._work.resident != self._work.wanted and self._work.state == "warmed"
+
+    def _read_through(self) -> None:
+        """What WILLNEED was asked for twice and did not bring."""
+        for start, end in missing_in(self._scan, self._unheeded):
+            self._engine.send_through(self._work, start, end)
+            self._engine.cool(self._work, start, end)
+        self._tally()
 
     def _pass(self, *, first: bool) -> None:
         """Every step of the file. What is absent of a step is asked before the step before it is read: the kernel's own
         readahead past a step's end is ours, and must not look as if it had been there before."""
-        steps = Steps(self._work.ranges)
+        steps = Steps(self._work.ranges, self._engine.geometry.step)
         ahead = next(steps, None)
         vector = self._look(ahead)
         while ahead is not None:
@@ -102,12 +100,16 @@ class LargeFile:
     def _step(self, step: Range, vector: bytes, first: bool) -> bool:
         """Read what is absent of one step; False when the file is at its end (budget, shrunk, I/O error)."""
         work, engine = self._work, self._engine
-        bodies, gaps, absent = split(vector, step[0], step[1], work.found.size)
+        bodies, gaps, absent = self._split(step, vector)
         if first:
             work.absent += absent
         if absent == 0:
             return True
         whole = engine.room(work, absent, step[1])
+        if not whole and engine.save_overshoot():
+            self._drop_window()
+            bodies, gaps, absent = self._split(step, vector)
+            whole = engine.room(work, absent, step[1])
         if not whole:
             bodies, gaps = self._fitting(bodies), []
         for start, end in bodies:
@@ -121,28 +123,31 @@ class LargeFile:
             engine.spent += end - start
             work.populated += end - start
         self._gaps += gaps
-        if sum(end - start for start, end in self._gaps) > GAP_BYTES:
+        if total(self._gaps) > GAP_BYTES:
             self._wait_gaps()
         if not whole:
             work.fail("over-budget", "the budget is used up")
             self._count_rest(step, first)
         return whole
 
+    def _split(self, step: Range, vector: bytes) -> tuple[list[Range], list[Range], int]:
+        return split(vector, step[0], step[1], self._work.found.size, self._engine.geometry.piece)
+
     def _count_rest(self, step: Range, first: bool) -> None:
         """Absent bytes of the steps that are not taken any more: ``read`` is absent before less missing afterwards."""
         if not first or not self._work.truthful:
             return
-        for rest in Steps(self._work.ranges):
+        for rest in Steps(self._work.ranges, self._engine.geometry.step):
             if rest[0] >= step[1]:
-                self._work.absent += sum(e - s for s, e in pagecache.absent_runs(self._look(rest), rest[0], rest[1]))
+                self._work.absent += total(pagecache.absent_runs(self._look(rest), rest[0], rest[1]))
 
     def _fitting(self, bodies: list[Range]) -> list[Range]:
         """The leading whole pieces of a step that still fit into the budget."""
         kept: list[Range] = []
-        held = self._engine.spent
+        held, piece = self._engine.spent, self._engine.geometry.piece
         for start, end in bodies:
             while end > start and not self._engine.room(self._work, end - start, end):
-                end = start + (end - start - 1) // PIECE * PIECE
+                end = start + (end - start - 1) // piece * piece
             if end <= start:
                 break
             kept.append((start, end))
@@ -169,7 +174,7 @@ class LargeFile:
                     work.active = True
                 return True
         engine.send_through(work, start, end)
-        self._cool(start, end)
+        engine.cool(work, start, end)
         return work.state != "shrank"
 
     def _populate_failed(self, exc: KernelError, end: int) -> bool:
@@ -186,29 +191,16 @@ class LargeFile:
             self._work.fail("failed", str(exc) + (": I/O error" if exc.errno == errno.EFAULT else ""))
         return False
 
-    def _cool(self, start: int, end: int) -> None:
-        """MADV_COLD needs page tables: map the range populated (as old kernels can, too), then cool it."""
-        if not self._engine.task.cold:
-            return
-        if not self._work.truthful:
-            self._work.active = True
-            return
-        try:
-            with Mapping(self._work.fd, start, end - start, populate=True) as mapping:
-                if self._engine.meter is not None and self._engine.meter.due():
-                    self._engine.meter.count(mapping.address, mapping.length)
-                mapping.advise(start, end - start, syscalls.MADV_COLD)
-        except KernelError:
-            self._work.active = True
-
     def _window_for(self, start: int, end: int) -> Mapping:
         window = self._window
         if window is None or start < window.offset or end > window.offset + window.length:
             self._drop_window()
             length = min(max(WINDOW, end - start), self._work.found.size - start)
-            window = Mapping(self._work.fd, start, length)
+            geometry = self._engine.geometry
+            window = Mapping(self._work.fd, start, length, align=geometry.piece)
             self._window = window
-            for advice in (syscalls.MADV_HUGEPAGE, syscalls.MADV_SEQUENTIAL):
+            huge = (syscalls.MADV_HUGEPAGE,) if geometry.huge else ()
+            for advice in (*huge, syscalls.MADV_SEQUENTIAL):
                 try:
                     window.advise(start, length, advice)
                 except KernelError:
@@ -222,7 +214,7 @@ class LargeFile:
 
     def _wait_gaps(self) -> None:
         if self._work.truthful and self._scan is not None:
-            wait_resident(self._engine, self._scan, self._gaps, self._work.found.path)
+            self._unheeded += wait_resident(self._engine, self._scan, self._gaps, self._work.found.path)
         self._gaps = []
 
     def _settle(self) -> None:
@@ -233,26 +225,25 @@ class LargeFile:
     def _tally(self) -> None:
         """What is resident now, by mincore over the page cache."""
         if self._work.truthful:
-            missing = sum(end - start for start, end in missing_in(self._scan, self._work.ranges))
-            self._work.resident = self._work.wanted - missing
+            self._work.resident = self._work.wanted - total(missing_in(self._scan, self._work.ranges))
 
 
-def split(vector: bytes, start: int, end: int, size: int) -> tuple[list[Range], list[Range], int]:
+def split(vector: bytes, start: int, end: int, size: int, piece: int) -> tuple[list[Range], list[Range], int]:
     """A mincore vector of ``start`` to ``end`` as (whole absent pieces, merged; absent parts of other pieces; absent
     bytes).
 
-    A piece is 2 MiB, aligned in the file; the file's last one is whole when it is absent up to the end of the file.
+    A piece is ``piece`` bytes, aligned in the file; the file's last one is whole when it is absent up to its end.
     """
-    if 1 not in vector and start % PIECE == 0 and (end % PIECE == 0 or end >= size):
+    if 1 not in vector and start % piece == 0 and (end % piece == 0 or end >= size):
         return [(start, end)], [], end - start
     bodies: list[Range] = []
     gaps: list[Range] = []
     absent = 0
     position = start
     while position < end:
-        stop = min(end, (position // PIECE + 1) * PIECE)
+        stop = min(end, (position // piece + 1) * piece)
         part = vector[(position - start) // PAGE_SIZE : -(-(stop - start) // PAGE_SIZE)]
-        whole = position % PIECE == 0 and (stop % PIECE == 0 or stop >= size)
+        whole = position % piece == 0 and (stop % piece == 0 or stop >= size)
         if whole and 1 not in part:
             if bodies and bodies[-1][1] == position:
                 bodies[-1] = (bodies[-1][0], stop)
@@ -262,33 +253,35 @@ def split(vector: bytes, start: int, end: int, size: int) -> tuple[list[Range], 
         else:
             runs = pagecache.absent_runs(part, position, stop)
             gaps += runs
-            absent += sum(b - a for a, b in runs)
+            absent += total(runs)
         position = stop
     return bodies, gaps, absent
 
 
-def wait_resident(engine: Engine, mapping: Mapping, ranges: list[Range], path: str) -> None:
-    """Until WILLNEED has brought the ranges in, or nothing has come for STALL_S."""
+def wait_resident(engine: Engine, mapping: Mapping, ranges: list[Range], path: str) -> list[Range]:
+    """Until WILLNEED has brought the ranges in, or nothing has come for as long as the engine bears: what has not."""
     pause, missing, since = 0.001, -1, time.monotonic()
     while ranges:
         ranges = missing_in(mapping, ranges)
-        left = sum(end - start for start, end in ranges)
+        left = total(ranges)
         if left != missing:
             missing, since = left, time.monotonic()
-        elif time.monotonic() - since > STALL_S:
-            return
+        elif time.monotonic() - since > engine.stall_s:
+            break
         if ranges:
             engine.progress(path)
             time.sleep(pause)
             pause = min(0.02, pause * 2)
+    return ranges
 
 
 class Steps:
-    """Ranges cut at multiples of STEP."""
+    """Ranges cut at multiples of ``step``."""
 
-    __slots__ = ("_position", "_ranges")
+    __slots__ = ("_position", "_ranges", "_step")
 
-    def __init__(self, ranges: list[Range]) -> None:
+    def __init__(self, ranges: list[Range], step: int) -> None:
+        self._step = step
         self._ranges = iter(ranges)
         self._position: Range | None = next(self._ranges, None)
 
@@ -299,6 +292,6 @@ class Steps:
         if self._position is None:
             raise StopIteration
         start, end = self._position
-        stop = min(end, (start // STEP + 1) * STEP)
+        stop = min(end, (start // self._step + 1) * self._step)
         self._position = (stop, end) if stop < end else next(self._ranges, None)
         return start, stop

@@ -39,6 +39,7 @@ class Records:
         self.notes: list[str] = []
         self.charged = False
         self.touched_bytes = 0
+        self.touched_seconds = 0.0
         self.end: End | None = None
 
     def feed(self, data: bytes) -> bool:
@@ -78,6 +79,7 @@ class Records:
             self.charged = rest.boolean()
         elif kind == "touched":
             self.touched_bytes = rest.count()
+            self.touched_seconds = rest.count() / 1e6
         elif kind == "end":
             self.end = _end(rest)
         else:

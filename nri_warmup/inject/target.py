@@ -9,8 +9,12 @@ from nri_warmup.inject.job import WarmJob
 from nri_warmup.inject.wire import Task
 from nri_warmup.kernel import cgroup, namespaces, process
 from nri_warmup.kernel.root import Root
+from nri_warmup.kernel.syscalls import PAGE_SIZE
+from nri_warmup.model.outcome import Outcome, OutcomeState
 from nri_warmup.model.profile import Residency
+from nri_warmup.model.warmset import FileState
 
+_PMD_SIZE = "sys/kernel/mm/transparent_hugepage/hpage_pmd_size"
 _MEMORY_FILES = ("memory.usage_in_bytes", "memory.current", "memory.stat")
 
 
@@ -27,6 +31,7 @@ def prepare(root: Root, job: WarmJob, pidfd: int | None) -> Task:
     task.budget_bytes = job.budget_bytes
     task.deadline_s = job.deadline_s
     task.readahead_bytes = job.readahead_bytes
+    task.pmd_bytes = pmd_bytes(root, task.pmd_bytes)
     task.cold = job.residency is Residency.INACTIVE
     task.populate = job.method != "sendfile"
     task.measure_only = job.measure_only
@@ -47,6 +52,15 @@ def prepare(root: Root, job: WarmJob, pidfd: int | None) -> Task:
     if pidfd is not None and not process.is_alive(pidfd):
         raise ContainerGone("ended before the warm-up began")
     return task
+
+
+def pmd_bytes(root: Root, default: int) -> int:
+    """``default`` where the kernel has no transparent huge pages, or says nothing that makes sense."""
+    try:
+        size = int(root.read_text(_PMD_SIZE))
+    except (KernelError, ValueError):
+        return default
+    return size if size >= PAGE_SIZE and size & (size - 1) == 0 else default
 
 
 def _cgroups(root: Root, job: WarmJob, task: Task) -> None:
@@ -71,10 +85,12 @@ def _cgroups(root: Root, job: WarmJob, task: Task) -> None:
             task.owner = root.read_inode(cgroup.charged_directory(root, memory))
 
 
-def retry_as_owner(root: Root, job: WarmJob, task: Task, paths: tuple[str, ...]) -> Task | None:
+def retry_as_owner(root: Root, job: WarmJob, task: Task, first: Outcome) -> Task | None:
     """The task once more for files that root may not read (root-squashed NFS, FUSE without allow_other): as the
-    container's own user. None where that is root too, or not known inside the user namespace."""
-    if not job.pid:
+    container's own user, with what the first pass has left of budget and max_bytes. None where there is no such file,
+    that user is root too, or it is not known inside the user namespace."""
+    paths = tuple(file.path for file in first.files if file.state is FileState.UNREADABLE)
+    if not job.pid or not paths or first.state not in (OutcomeState.PARTIAL, OutcomeState.OVER_BUDGET):
         return None
     try:
         uid, gid = process.read_ids(root, job.pid)
@@ -91,5 +107,17 @@ def retry_as_owner(root: Root, job: WarmJob, task: Task, paths: tuple[str, ...])
     again = Task.load(task.dump())
     again.patterns = paths
     again.literal = True
+    again.max_bytes = max(0, task.max_bytes - first.wanted_bytes)
+    if task.budget_bytes is not None:
+        again.budget_bytes = max(0, task.budget_bytes - first.read_bytes)
     again.uid, again.gid = uid, gid
+    return again
+
+
+def measure_again(task: Task, deadline_s: float) -> Task:
+    """The task once more, to say what is resident and nothing else."""
+    again = Task.load(task.dump())
+    again.measure_only = True
+    again.cgroups = ()
+    again.deadline_s = deadline_s
     return again

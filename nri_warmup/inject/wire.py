@@ -32,6 +32,7 @@ class Task:
         "cpus",
         "deadline_s",
         "gid",
+        "lease_wait_s",
         "literal",
         "max_bytes",
         "max_files",
@@ -40,6 +41,7 @@ class Task:
         "nodes",
         "owner",
         "patterns",
+        "pmd_bytes",
         "populate",
         "readahead_bytes",
         "uid",
@@ -53,6 +55,10 @@ class Task:
         self.budget_bytes: int | None = None
         self.deadline_s = 300.0
         self.readahead_bytes = 128 << 10
+        self.pmd_bytes = 2 << 20
+        """Size of a PMD on this machine: the largest folio worth having."""
+        self.lease_wait_s = 2.0
+        """How long another job that holds a file is waited for without seeing it get on."""
         self.cold = True
         self.populate = True
         self.measure_only = False

@@ -22,7 +22,7 @@ import resource
 
 from nri_warmup.errors import KernelError
 from nri_warmup.inject.engine import Engine
-from nri_warmup.inject.files import Bounds, Finder
+from nri_warmup.inject.files import MAX_SECONDS, Bounds, Finder
 from nri_warmup.inject.meter import Meter
 from nri_warmup.inject.wire import Report, Task
 from nri_warmup.inject.work import Stop
@@ -32,7 +32,7 @@ from nri_warmup.kernel.pagemap import PageMap
 KEEP_CAPABILITIES = (
     # The server may run as any user of the image and read files that root without capabilities could not.
     syscalls.CAP_DAC_READ_SEARCH,
-    # mincore and cachestat answer truthfully only to a file's owner or one who may act as it; it also allows O_NOATIME.
+    # mincore answers truthfully only to a file's owner or one who may act as it; it also allows O_NOATIME.
     syscalls.CAP_FOWNER,
 )
 
@@ -88,7 +88,9 @@ def run(task: Task, report_fd: int, pidfd: int | None, lease_fd: int | None, zyg
     except (OSError, KernelError) as exc:
         report.send("end", "failed", _describe(exc), 0, 0, 0, None, None, 0)
         return
-    finder = Finder(root, opened.self_fd, Bounds(task.max_files))
+    # Half of a short deadline: what has been found by then can still be warmed.
+    bounds = Bounds(task.max_files, seconds=min(MAX_SECONDS, task.deadline_s / 2))
+    finder = Finder(root, opened.self_fd, bounds)
     meter = opened.meter(task.owner if charged else None)
     engine = Engine(task, finder, report, meter, opened.null, opened.lease)
     try:
@@ -98,7 +100,7 @@ def run(task: Task, report_fd: int, pidfd: int | None, lease_fd: int | None, zyg
     except (OSError, KernelError) as exc:
         state, reason = "failed", _describe(exc)
     owned, large = (None, None) if meter is None else meter.totals(engine.read)
-    report.send("touched", engine.toucher.touched_bytes)
+    report.send("touched", engine.toucher.touched_bytes, round(engine.toucher.seconds * 1e6))
     report.send("end", state, reason, engine.wanted, engine.resident, engine.read, owned, large, engine.files)
 
 

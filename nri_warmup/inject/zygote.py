@@ -3,7 +3,7 @@ of it.
 
 Whatever happens there is an outcome: a worker or zygote killed, a target gone, a deadline, a cancel, a read that
 hangs. The daemon waits on descriptors only and never on a worker: it is killed through its pidfd, and one that does
-not die because it waits inside the kernel is left to its zygote, counted in ``stuck`` until it does.
+not die because it waits inside the kernel is counted in ``stuck`` until it does, and held against its group.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import array
 import asyncio
 import errno
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -23,18 +22,20 @@ from dataclasses import replace
 from nri_warmup.errors import ContainerGone, KernelError, RemoteProtocolError, WarmupError
 from nri_warmup.inject import target
 from nri_warmup.inject.job import WarmJob
-from nri_warmup.inject.records import Records
+from nri_warmup.inject.running import Running, merge
 from nri_warmup.inject.wire import Task
 from nri_warmup.kernel import process
 from nri_warmup.kernel.root import Root
 from nri_warmup.model.outcome import Outcome, OutcomeState, Progress
-from nri_warmup.model.warmset import FileState
 
 START_S = 10.0
 GRACE_S = 0.5
 """Past the deadline, for a worker that keeps it itself: its numbers are better than ours."""
 KILL_S = 0.9
 """A killed worker that is still there after this is stuck in the kernel."""
+MAX_STUCK = 2
+"""Of one group: after that it gets no more workers until one of them has died."""
+LEASE_WAIT_S = 2.0
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _CODE = "import sys;sys.path.insert(0,sys.argv[1]);from nri_warmup.inject.zygote_main import main;main(%d,%d)"
@@ -45,63 +46,30 @@ class ZygoteDied(WarmupError):
     """The zygote is gone, and its workers with it."""
 
 
-class _Running:
-    """One worker of one job."""
-
-    def __init__(self, job_id: str, number: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.job_id = job_id
-        self.number = number
-        self.records = Records()
-        self.pid: int | None = None
-        self.pidfd: int | None = None
-        self.status: int | None = None
-        self.stopped: tuple[OutcomeState, str] | None = None
-        """Why we ended it, where it was us."""
-        self.gone: asyncio.Future[None] = loop.create_future()
-        """Done when the worker has exited, or the zygote has."""
-        self.stopping: asyncio.Future[None] = loop.create_future()
-        """Done when we have ended it."""
-
-    def stop(self, state: OutcomeState, reason: str) -> None:
-        if self.stopped is None:
-            self.stopped = (state, reason)
-            self.stopping.set_result(None)
-        self.kill()
-
-    def kill(self) -> None:
-        if self.pidfd is not None:
-            try:
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-
-    def close(self) -> None:
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
-
-
 class Injector:
     """``async with Injector() as injector: outcome = await injector.run(job)``. One event loop, any number of jobs at
     once.
 
-    ``lease_path`` names a file whose byte ranges are locked by workers, one range a file being warmed; two injectors
-    with the same path never warm one file at the same time. Without it the lock is among this injector's own jobs
-    only.
+    ``lease_path`` names a file whose byte ranges are locked by workers, one range a file being warmed: two injectors
+    with the same path leave a file to the job that has begun with it, unless that gets on too slowly for
+    ``lease_wait_s``. Without a path, or where it cannot be opened, the lock is among this injector's own jobs only.
     """
 
-    def __init__(self, *, root: Root | None = None, lease_path: str | None = None) -> None:
+    def __init__(
+        self, *, root: Root | None = None, lease_path: str | None = None, lease_wait_s: float = LEASE_WAIT_S
+    ) -> None:
         self._root = root or Root()
         self._lease_path = lease_path
+        self._lease_wait_s = lease_wait_s
         self._lease: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
         self._ready: asyncio.Future[None] | None = None
         self._starting = asyncio.Lock()
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
+        self._left: dict[int, Running] = {}
+        """Killed, not known to have died, and waited for no longer."""
         self._next = 0
-        self.stuck = 0
-        """Workers that were killed and still wait inside the kernel: each holds a slot."""
         self.restarts = 0
 
     async def __aenter__(self) -> Injector:
@@ -114,6 +82,15 @@ class Injector:
     @property
     def zygote_pid(self) -> int | None:
         return None if self._process is None else self._process.pid
+
+    @property
+    def stuck(self) -> int:
+        """Workers that were killed and still wait inside the kernel."""
+        return sum(running.is_stuck() for running in self._left.values())
+
+    def stuck_jobs(self) -> tuple[str, ...]:
+        """Ids of their jobs, oldest first."""
+        return tuple(running.job_id for running in self._left.values() if running.is_stuck())
 
     async def start(self) -> None:
         """Start the zygote, or one anew where the last one died. Raises ZygoteDied when it does not come up."""
@@ -166,6 +143,8 @@ class Injector:
         if self._running:
             await asyncio.wait([r.gone for r in self._running.values()], timeout=KILL_S)
         self._lost("the injector is closed")
+        for running in list(self._left.values()):
+            self._bury(running)
         if self._process is not None:
             try:
                 await asyncio.to_thread(self._process.wait, 2.0)
@@ -197,13 +176,18 @@ class Injector:
         try:
             if pidfd is None and job.pid:
                 pidfd = own_pidfd = process.pidfd_open(job.pid)
+            self._refuse_the_stuck(job)
             task = target.prepare(self._root, job, pidfd)
+            task.lease_wait_s = self._lease_wait_s
             outcome = await self._attempt(job, task, pidfd, on_progress)
-            again = self._again(job, task, outcome)
+            again = target.retry_as_owner(self._root, job, task, outcome)
             if again is not None:
                 again.deadline_s = job.deadline_s - (time.monotonic() - begin)
                 if again.deadline_s > 0:
-                    outcome = _merged(outcome, await self._attempt(job, again, pidfd, on_progress))
+                    second = await self._attempt(job, again, pidfd, on_progress)
+                    again = target.measure_again(task, job.deadline_s - (time.monotonic() - begin))
+                    checked = await self._measure(job, again, pidfd) if second.read_bytes else outcome
+                    outcome = merge(outcome, second, checked)
         except ContainerGone as exc:
             outcome = Outcome(state=OutcomeState.CONTAINER_GONE, reason=str(exc), resident_bytes=None)
         except (WarmupError, OSError) as exc:
@@ -215,11 +199,18 @@ class Injector:
                 os.close(own_pidfd)
         return replace(outcome, seconds=time.monotonic() - begin, budget_bytes=job.budget_bytes)
 
-    def _again(self, job: WarmJob, task: Task, outcome: Outcome) -> Task | None:
-        if outcome.state not in (OutcomeState.PARTIAL, OutcomeState.OVER_BUDGET):
+    def _refuse_the_stuck(self, job: WarmJob) -> None:
+        """Each such worker pins a cgroup and a mount namespace, and the next one would most likely join them."""
+        stuck = [r.job_id for r in self._left.values() if job.group and r.group == job.group and r.is_stuck()]
+        if len(stuck) >= MAX_STUCK:
+            raise WarmupError(f"{len(stuck)} workers of {job.group} wait inside the kernel: {', '.join(stuck[:4])}")
+
+    async def _measure(self, job: WarmJob, task: Task, pidfd: int | None) -> Outcome | None:
+        """What is resident at the end; None where the time is over, or it cannot be told."""
+        if task.deadline_s <= 0:
             return None
-        paths = tuple(file.path for file in outcome.files if file.state is FileState.UNREADABLE)
-        return target.retry_as_owner(self._root, job, task, paths) if paths else None
+        outcome = await self._attempt(job, task, pidfd, None)
+        return outcome if outcome.state is OutcomeState.OBSERVED else None
 
     async def _attempt(
         self, job: WarmJob, task: Task, pidfd: int | None, on_progress: Callable[[Progress], None] | None
@@ -227,12 +218,13 @@ class Injector:
         await self.start()
         loop = asyncio.get_running_loop()
         self._next += 1
-        running = _Running(job.id, self._next, loop)
+        running = Running(job.id, job.group, self._next, loop)
         report, report_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(report_write, True)
         self._running[running.number] = running
         watched = None if pidfd is None else os.dup(pidfd)  # the caller may watch its own in the same loop
         try:
+            until = loop.time() + task.deadline_s
             try:
                 await self._send(running, task, report_write, pidfd)
             finally:
@@ -240,11 +232,10 @@ class Injector:
             loop.add_reader(report, self._read, running, report, on_progress)
             if watched is not None:
                 loop.add_reader(watched, self._target_gone, running, watched)
-            await self._until_gone(running, task.deadline_s)
+            await self._until_gone(running, task.deadline_s, until - loop.time())
             self._drain(running, report)
-            return _outcome(running)
+            return running.outcome()
         finally:
-            running.kill()
             loop.remove_reader(report)
             os.close(report)
             if watched is not None:
@@ -252,30 +243,38 @@ class Injector:
                 os.close(watched)
             self._forget(running)
 
-    async def _until_gone(self, running: _Running, deadline_s: float) -> None:
-        first = asyncio.FIRST_COMPLETED
-        done, _ = await asyncio.wait([running.gone, running.stopping], timeout=deadline_s + GRACE_S, return_when=first)
+    async def _until_gone(self, running: Running, deadline_s: float, left_s: float) -> None:
+        ends = [running.gone, running.stopping]
+        timeout = max(0.0, left_s) + GRACE_S
+        done, _ = await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             running.stop(OutcomeState.DEADLINE, f"not done within {deadline_s:g} s")
         if not running.gone.done():
             # Killed. It is gone within a moment, or waits for something inside the kernel.
             await asyncio.wait([running.gone], timeout=KILL_S)
 
-    def _forget(self, running: _Running) -> None:
-        """Out of the table when it has exited; else it stays there, stuck, until the zygote says it has."""
-        if running.gone.done():
-            self._running.pop(running.number, None)
-            running.close()
-        else:
-            self.stuck += 1
-            running.gone.add_done_callback(lambda _: self._unstick(running))
+    def _forget(self, running: Running) -> None:
+        """Nobody waits for it any more. It stays in the table until the zygote has no more to say of it."""
+        running.abandoned = True
+        running.gone.add_done_callback(lambda _: self._running.pop(running.number, None))
+        self._leave(running)
 
-    def _unstick(self, running: _Running) -> None:
-        self.stuck -= 1
-        self._running.pop(running.number, None)
+    def _leave(self, running: Running) -> None:
+        """A worker that is still there is watched until it has died, by its pidfd: the zygote may go before it does."""
+        running.kill()
+        if running.pidfd is not None and running.is_alive():
+            self._left[running.number] = running
+            asyncio.get_running_loop().add_reader(running.pidfd, self._bury, running)
+        else:
+            running.close()
+
+    def _bury(self, running: Running) -> None:
+        if running.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(running.pidfd)
+        self._left.pop(running.number, None)
         running.close()
 
-    async def _send(self, running: _Running, task: Task, report_write: int, pidfd: int | None) -> None:
+    async def _send(self, running: Running, task: Task, report_write: int, pidfd: int | None) -> None:
         memfd = os.memfd_create("nri-warmup-task", os.MFD_CLOEXEC)
         try:
             data = memoryview(task.dump())
@@ -290,21 +289,30 @@ class Injector:
                 fds.append(self._lease)
                 flags |= 2
             message = b"run %d %d" % (running.number, flags)
+            until = time.monotonic() + task.deadline_s
             while True:
                 if self._sock is None:
                     raise ZygoteDied("the zygote was killed")
                 try:
                     socket.send_fds(self._sock, [message], fds)
                     return
-                except BlockingIOError:
-                    await asyncio.sleep(0.005)
+                except BlockingIOError:  # it does not read: stopped, or far behind
+                    if time.monotonic() > until:
+                        running.stop(OutcomeState.DEADLINE, "the zygote took no order")
+                    if running.stopped is not None:
+                        running.end()
+                        return
+                    await asyncio.wait([running.stopping], timeout=0.02)
                 except OSError as exc:
                     self._lost("the zygote was killed")
                     raise ZygoteDied("the zygote was killed") from exc
+        except BaseException:
+            running.end()  # it has never begun
+            raise
         finally:
             os.close(memfd)
 
-    def _read(self, running: _Running, report: int, on_progress: Callable[[Progress], None] | None) -> None:
+    def _read(self, running: Running, report: int, on_progress: Callable[[Progress], None] | None) -> None:
         try:
             data = os.read(report, 1 << 16)
         except BlockingIOError:
@@ -314,14 +322,14 @@ class Injector:
             return
         self._feed(running, data, on_progress)
 
-    def _feed(self, running: _Running, data: bytes, on_progress: Callable[[Progress], None] | None = None) -> None:
+    def _feed(self, running: Running, data: bytes, on_progress: Callable[[Progress], None] | None = None) -> None:
         try:
             if running.records.feed(data) and on_progress is not None:
                 on_progress(running.records.progress)
         except RemoteProtocolError as exc:
             running.stop(OutcomeState.FAILED, f"the worker spoke nonsense: {exc}")
 
-    def _drain(self, running: _Running, report: int) -> None:
+    def _drain(self, running: Running, report: int) -> None:
         """What the worker wrote before it went and the loop has not read yet."""
         while True:
             try:
@@ -332,7 +340,7 @@ class Injector:
                 return
             self._feed(running, data)
 
-    def _target_gone(self, running: _Running, watched: int) -> None:
+    def _target_gone(self, running: Running, watched: int) -> None:
         asyncio.get_running_loop().remove_reader(watched)
         running.stop(OutcomeState.CONTAINER_GONE, "ended during the warm-up")
 
@@ -355,15 +363,16 @@ class Injector:
         elif words[0] == b"forked" and running is not None and fds:
             running.pid = int(words[2])
             running.pidfd = fds.pop(0)
-            if running.stopped is not None:
+            if running.abandoned:
+                self._leave(running)
+            elif running.stopped is not None:
                 running.kill()
         elif words[0] == b"exited" and running is not None:
             running.status = int(words[2])
-            if not running.gone.done():
-                running.gone.set_result(None)
+            running.end()
         elif words[0] == b"refused" and running is not None:
             running.stop(OutcomeState.FAILED, f"no worker could be forked: {os.strerror(int(words[2]))}")
-            running.gone.set_result(None)
+            running.end()
         for fd in fds:
             os.close(fd)
 
@@ -376,87 +385,15 @@ class Injector:
         self._sock = None
         for running in list(self._running.values()):
             running.stop(OutcomeState.FAILED, reason)
-            if not running.gone.done():
-                running.gone.set_result(None)
+            running.end()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(ZygoteDied("the zygote died while starting"))
 
 
 def _open_lease(path: str | None) -> int:
-    if path is None:
-        return os.memfd_create("nri-warmup-lease", os.MFD_CLOEXEC)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def _outcome(running: _Running) -> Outcome:
-    """The worker's own words where it came to an end, else what is known of it."""
-    records = running.records
-    files = tuple(records.files)
-    end = records.end
-    if end is not None and (running.stopped is None or running.stopped[0] is not OutcomeState.FAILED):
-        return Outcome(
-            state=end.state,
-            reason="; ".join(filter(None, (end.reason, *records.notes))),
-            wanted_bytes=end.wanted_bytes,
-            resident_bytes=end.resident_bytes,
-            read_bytes=end.read_bytes,
-            owned_bytes=end.owned_bytes,
-            large_folio_bytes=end.large_folio_bytes,
-            touched_bytes=records.touched_bytes,
-            files_total=end.files,
-            files=files,
-            charged=records.charged,
-        )
-    state, reason = running.stopped or (OutcomeState.FAILED, _death(running.status))
-    if not running.gone.done():
-        reason += "; its worker waits inside the kernel and does not die"
-    return Outcome(
-        state=state,
-        reason=reason,
-        wanted_bytes=records.progress.wanted_bytes,
-        resident_bytes=None,
-        read_bytes=records.progress.read_bytes,
-        files_total=len(files),
-        files=files,
-        charged=records.charged,
-    )
-
-
-def _death(status: int | None) -> str:
-    if status is None:
-        return "the worker vanished"
-    code = os.waitstatus_to_exitcode(status)
-    if code == -signal.SIGKILL:
-        return "the worker was killed (SIGKILL: by the OOM killer, or by somebody)"
-    return f"the worker died of signal {-code}" if code < 0 else f"the worker exited with {code}"
-
-
-def _merged(first: Outcome, second: Outcome) -> Outcome:
-    """A first pass, and a second one over the files that it could not read."""
-    again = {file.path: file for file in second.files}
-    files = tuple(again.get(file.path, file) for file in first.files)
-    bad = [file for file in files if file.state not in (FileState.WARMED, FileState.EMPTY)]
-    state, reason = first.state, first.reason
-    if second.state is not OutcomeState.DONE:
-        state, reason = second.state, second.reason
-    elif not bad and first.state is OutcomeState.PARTIAL and first.files_total == len(files):
-        state, reason = OutcomeState.DONE, ""
-    resident = None
-    if first.resident_bytes is not None and second.resident_bytes is not None:
-        resident = first.resident_bytes + second.resident_bytes
-    return replace(
-        first,
-        state=state,
-        reason=reason,
-        files=files,
-        wanted_bytes=first.wanted_bytes + second.wanted_bytes,
-        resident_bytes=resident,
-        read_bytes=first.read_bytes + second.read_bytes,
-        owned_bytes=_plus(first.owned_bytes, second.owned_bytes),
-        large_folio_bytes=_plus(first.large_folio_bytes, second.large_folio_bytes),
-        touched_bytes=first.touched_bytes + second.touched_bytes,
-    )
-
-
-def _plus(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a + b
+    if path is not None:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            pass  # no such directory, or not ours: files are warmed all the same
+    return os.memfd_create("nri-warmup-lease", os.MFD_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What of a file is in memory, and bringing it in: mmap, mincore, MADV_*, cachestat, WILLNEED. No policy.
+"""What of a file is in memory, and bringing it in: mmap, mincore, MADV_*, WILLNEED. No policy.
 
 Offsets and lengths are bytes of the file. A ``Mapping`` is a shared read-only mapping that no Python code can read
 through.
@@ -7,6 +7,7 @@ through.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 
 from nri_warmup.errors import KernelError
@@ -14,7 +15,9 @@ from nri_warmup.kernel import syscalls
 from nri_warmup.kernel.syscalls import PAGE_SIZE
 
 PIECE = 2 << 20
-"""The size of a PMD folio with 4 KiB pages; the unit in which MADV_COLD may be given without splitting one."""
+"""The size of a PMD folio with 4 KiB pages, the most usual one."""
+
+OVERLAYFS_MAGIC = 0x794C7630
 
 _LOW_BIT = bytes(i & 1 for i in range(256))
 _NAMES = {
@@ -31,7 +34,7 @@ def page_end(offset: int) -> int:
 
 
 class Mapping:
-    """``length`` bytes of a file from ``offset`` on, at an address with the same remainder by 2 MiB as the offset.
+    """``length`` bytes of a file from ``offset`` on, at an address with the same remainder by ``align`` as the offset.
 
     Not every file system aligns mappings, so a reservation larger by one piece is made first and the file mapped into
     it. Raises KernelError from mmap(2): ENODEV where the file cannot be mapped (FUSE with direct I/O, pseudo files).
@@ -39,17 +42,17 @@ class Mapping:
 
     __slots__ = ("_reserved", "_reserved_length", "address", "length", "offset")
 
-    def __init__(self, fd: int, offset: int, length: int, *, populate: bool = False) -> None:
+    def __init__(self, fd: int, offset: int, length: int, *, populate: bool = False, align: int = PIECE) -> None:
         if offset % PAGE_SIZE or length <= 0:
             raise KernelError("mmap", errno.EINVAL)
         self.offset = offset
         self.length = page_end(length)
-        self._reserved_length = self.length + PIECE
+        self._reserved_length = self.length + align
         flags = syscalls.MAP_PRIVATE | syscalls.MAP_ANONYMOUS | syscalls.MAP_NORESERVE
         self._reserved = syscalls.mmap(0, self._reserved_length, syscalls.PROT_NONE, flags, -1, 0)
-        self.address = -(-self._reserved // PIECE) * PIECE + offset % PIECE
-        if self.address - PIECE >= self._reserved:
-            self.address -= PIECE
+        self.address = -(-self._reserved // align) * align + offset % align
+        if self.address - align >= self._reserved:
+            self.address -= align
         flags = syscalls.MAP_SHARED | syscalls.MAP_FIXED | (syscalls.MAP_POPULATE if populate else 0)
         try:
             syscalls.mmap(self.address, self.length, syscalls.PROT_READ, flags, fd, offset)
@@ -94,18 +97,32 @@ def absent_runs(vector: bytes, offset: int, end: int) -> list[tuple[int, int]]:
     return runs
 
 
-def tells_truth(fd: int, is_owner: bool) -> bool:
+def kernel_release() -> tuple[int, int]:
+    """(major, minor) of the running kernel."""
+    major, minor = (os.uname().release.split("-")[0].split(".") + ["0"])[:2]
+    return int(major), int("".join(filter(str.isdigit, minor)) or 0)
+
+
+def tells_truth(fd: int, *, in_user_namespace: bool, release: tuple[int, int]) -> bool:
     """Whether mincore answers truthfully for this file: it calls everything resident for those who may not know.
 
-    cachestat asks the kernel the same question (can_do_cachestat, mm/filemap.c; can_do_mincore, mm/mincore.c) but says
-    EPERM. ``is_owner`` is the caller's own idea, for kernels without cachestat.
+    Those who may are the owner, and who holds CAP_FOWNER where the owner's uid is mapped (can_do_mincore,
+    mm/mincore.c; who may write as well, but that is not asked). O_NOATIME goes through the very same test of the
+    kernel's, inode_owner_or_capable, in every version. cachestat does not: it is missing before 6.5, and told everybody
+    until 2025.
+
+    Through overlayfs before 6.7 mincore asks about the lower file by the ids of the overlay's mount, O_NOATIME about
+    the overlay's own inode: in a user namespace the two may differ (idmapped layers), so there nothing is believed.
     """
+    if in_user_namespace and release < (6, 7) and syscalls.fstatfs_type(fd) == OVERLAYFS_MAGIC:
+        return False
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    if flags & os.O_NOATIME:  # opened so, which took the same test
+        return True
     try:
-        syscalls.cachestat(fd, 0, PAGE_SIZE)
-    except KernelError as exc:
-        if exc.errno == errno.EPERM:
-            return False
-        return is_owner if exc.errno in (errno.ENOSYS, errno.EOPNOTSUPP) else False
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_NOATIME)
+    except OSError:
+        return False
     return True
 
 

@@ -45,7 +45,6 @@ _NUMBERS = {
     "openat2": 437,
     "pidfd_getfd": 438,
     "process_madvise": 440,
-    "cachestat": 451,
 }
 
 CLONE_NEWNS = 0x00020000
@@ -148,7 +147,10 @@ def setns(fd: int, flags: int) -> None:
 def openat2(directory: int, path: str | bytes, flags: int, resolve: int) -> int:
     """``openat`` with rules on how ``path`` may be resolved (Linux 5.6). Retries what the kernel says to retry."""
     how = (ctypes.c_uint64 * 3)(flags | os.O_CLOEXEC, 0, resolve)
-    raw = os.fsencode(path)
+    try:
+        raw = os.fsencode(path)
+    except UnicodeEncodeError:
+        raise KernelError("openat2", errno.EINVAL, "a path that cannot be a file's") from None
     if b"\0" in raw:
         raise KernelError("openat2", errno.EINVAL, "a path with a NUL in it")
     for attempt in range(8):
@@ -246,18 +248,6 @@ def process_madvise(pidfd: int, address: int, length: int, advice: int) -> int:
         ctypes.c_int(advice),
         ctypes.c_uint(0),
     )
-
-
-def cachestat(fd: int, offset: int, length: int) -> tuple[int, int, int, int, int]:
-    """(cached, dirty, writeback, evicted, recently evicted) pages of a range (Linux 6.5). Length 0 means to the end.
-
-    Counts presence, pages still being read included. Zero on an overlayfs file, whose own mapping is empty. EPERM for
-    a file that the caller neither owns nor may write.
-    """
-    span = (ctypes.c_uint64 * 2)(offset, length)
-    result = (ctypes.c_uint64 * 5)()
-    _syscall("cachestat", ctypes.c_uint(fd), ctypes.byref(span), ctypes.byref(result), ctypes.c_uint(0))
-    return (int(result[0]), int(result[1]), int(result[2]), int(result[3]), int(result[4]))
 
 
 def fstatfs_type(fd: int) -> int:

@@ -51,6 +51,10 @@ class Outcome:
     large_folio_bytes: int | None = None
     touched_bytes: int = 0
     """Of read_bytes, those whose first CPU access was slow (lazily backed guest memory) and was paid in advance."""
+    touched_seconds: float = 0.0
+    """What that took, looking whether it is needed included."""
+    stuck: bool = False
+    """Its worker was killed and did not die: it waits inside the kernel."""
     files_total: int = 0
     files: tuple[FileOutcome, ...] = ()
     """At most the first thousand; ``files_total`` counts all."""

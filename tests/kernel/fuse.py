@@ -7,6 +7,7 @@ import errno
 import os
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -20,16 +21,26 @@ class HangingFuse:
     """``with HangingFuse(tmp_path / "mnt") as fuse``: ``fuse.file`` is ``size`` zero bytes; with ``hang`` reads never
     end.
 
-    ``reading`` is set when the first read has come in. Without ``allow_other`` only ``uid`` may look, root included.
+    ``reading`` is set when the first read has come in; ``on_read`` is called before each is answered, and ``on_lookup``
+    before each name. Without ``allow_other`` only ``uid`` may look, root included.
     """
 
     def __init__(
-        self, mount_point: Path, *, size: int = 8 << 20, hang: bool = True, uid: int = 0, allow_other: bool = True
+        self,
+        mount_point: Path,
+        *,
+        size: int = 8 << 20,
+        hang: bool = True,
+        uid: int = 0,
+        allow_other: bool = True,
+        on_read: Callable[[], None] = lambda: None,
+        on_lookup: Callable[[], None] = lambda: None,
     ) -> None:
         self.mount_point = mount_point
         self.file = mount_point / "model.bin"
         self.reading = threading.Event()
         self._size, self._hang, self._uid, self._allow_other = size, hang, uid, allow_other
+        self._on_read, self._on_lookup = on_read, on_lookup
         self._fd = -1
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
@@ -80,6 +91,7 @@ class HangingFuse:
         if opcode == INIT:
             self._reply(unique, struct.pack("<IIIIHHIIHHI28x", 7, 31, 128 << 10, 0, 16, 12, 128 << 10, 1, 32, 0, 0))
         elif opcode == LOOKUP:
+            self._on_lookup()
             if body.rstrip(b"\0") == b"model.bin":
                 self._reply(unique, struct.pack("<QQQQII", 2, 0, 60, 60, 0, 0) + self._attributes(2))
             else:
@@ -91,6 +103,7 @@ class HangingFuse:
         elif opcode == READ:
             self.reading.set()
             if not self._hang:
+                self._on_read()
                 _, offset, size = struct.unpack_from("<QQI", body)
                 self._reply(unique, bytes(max(0, min(size, self._size - offset))))
         elif opcode == STATFS:

@@ -27,7 +27,8 @@ def warm(job: WarmJob) -> Outcome:
 class Held:
     """A worker that has entered its target and waits for the lease of its first large file, which the test holds.
 
-    That is the ordinary wait of a job for another job's file, so what is seen is the worker as it always is.
+    That is the ordinary wait of a job for another job's file, if a longer one, so what is seen is the worker as it
+    always is.
     """
 
     def __init__(self, injector: Injector, lease: Path) -> None:
@@ -60,7 +61,7 @@ def while_held(tmp_path: Path, job: WarmJob, look: Callable[[Held], Awaitable[No
     async def main() -> Outcome:
         lease = tmp_path / "lease"
         lease.touch()
-        async with Injector(lease_path=str(lease)) as injector:
+        async with Injector(lease_path=str(lease), lease_wait_s=60) as injector:
             held = Held(injector, lease)
             held.hold()
             waiting = asyncio.Event()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_a_caller_that_is_cancelled_leaves_no_worker(disk: Path, box: Container)
     async def main() -> None:
         lease = disk / "lease"
         lease.touch()
-        async with Injector(lease_path=str(lease)) as injector:
+        async with Injector(lease_path=str(lease), lease_wait_s=60) as injector:
             held = Held(injector, lease)
             held.hold()
             inside = asyncio.Event()
@@ -166,7 +167,7 @@ def test_zygote_goes_with_its_daemon(disk: Path) -> None:
     if daemon == 0:
 
         async def main() -> None:
-            async with Injector(lease_path=str(lease)) as injector:
+            async with Injector(lease_path=str(lease), lease_wait_s=60) as injector:
                 zygote = injector.zygote_pid
 
                 def tell(_: Progress) -> None:
@@ -248,6 +249,120 @@ def test_a_read_that_hangs_costs_its_slot_and_not_the_daemon(disk: Path, end: st
                     await asyncio.sleep(0.01)
 
         asyncio.run(main())
+
+
+def test_workers_that_do_not_die_are_held_against_their_group(disk: Path) -> None:
+    """Each pins a cgroup and a mount namespace, and a pod in a crash loop would add one an attempt."""
+    model = make_file(disk / "other.bin", 3 * MIB)
+    with HangingFuse(disk / "a") as a, HangingFuse(disk / "b") as b:
+
+        async def hang(injector: Injector, fuse: HangingFuse) -> None:
+            order = WarmJob(id=fuse.mount_point.name, group="tenant", patterns=(str(fuse.file),), deadline_s=60)
+            running = asyncio.create_task(injector.run(order))
+            assert await asyncio.to_thread(fuse.reading.wait, 10)
+            await injector.cancel(order.id)
+            assert (await running).stuck
+
+        async def main() -> None:
+            async with Injector() as injector:
+                await hang(injector, a)
+                one = await injector.run(WarmJob(id="c", group="tenant", patterns=(str(model),)))
+                assert one.state is OutcomeState.DONE and not one.stuck
+                await hang(injector, b)
+                assert injector.stuck_jobs() == ("a", "b")
+                refused = await injector.run(WarmJob(id="d", group="tenant", patterns=(str(model),)))
+                assert refused.state is OutcomeState.FAILED
+                assert refused.reason == "2 workers of tenant wait inside the kernel: a, b"
+                for group in ("another", ""):
+                    other = await injector.run(WarmJob(id="e", group=group, patterns=(str(model),)))
+                    assert other.state is OutcomeState.DONE
+                assert injector.zygote_pid is not None
+                os.kill(injector.zygote_pid, signal.SIGKILL)
+                while (await injector.run(WarmJob(id="f", patterns=(str(model),)))).state is not OutcomeState.DONE:
+                    assert injector.restarts == 0, "only the job that found the zygote dead may fail"
+                assert injector.stuck_jobs() == ("a", "b"), "they have outlived their zygote"
+                a.abort()
+                b.abort()
+                until = time.monotonic() + 5
+                while injector.stuck:
+                    assert time.monotonic() < until
+                    await asyncio.sleep(0.01)
+                freed = await injector.run(WarmJob(id="g", group="tenant", patterns=(str(model),)))
+                assert freed.state is OutcomeState.DONE
+
+        asyncio.run(main())
+
+
+def test_a_zygote_that_takes_no_orders_costs_a_job_its_time_and_no_more(disk: Path) -> None:
+    model = make_file(disk / "model.bin", 3 * MIB)
+    orders = [WarmJob(id=str(i), patterns=(str(model),), deadline_s=1.0) for i in range(30)]
+
+    async def main() -> None:
+        async with Injector() as injector:
+            assert injector.zygote_pid is not None and injector._sock is not None
+            injector._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # room for a few orders
+            os.kill(injector.zygote_pid, signal.SIGSTOP)
+            try:
+                outcomes = await asyncio.wait_for(asyncio.gather(*map(injector.run, orders)), 20)
+            finally:
+                os.kill(injector.zygote_pid, signal.SIGCONT)
+            assert {outcome.state for outcome in outcomes} == {OutcomeState.DEADLINE}
+            assert max(outcome.seconds for outcome in outcomes) < 8
+            assert any(outcome.reason == "the zygote took no order" for outcome in outcomes), "all found room"
+            assert injector.stuck == 0
+            after = await injector.run(WarmJob(id="after", patterns=(str(model),)))
+            assert after.state is OutcomeState.DONE
+            await asyncio.to_thread(wait_for, lambda: not children(injector), "workers of jobs that are over to go")
+
+    asyncio.run(main())
+
+
+def children(injector: Injector) -> str:
+    zygote = injector.zygote_pid
+    return Path(f"/proc/{zygote}/task/{zygote}/children").read_text().strip()
+
+
+@pytest.mark.parametrize("limit", ["budget_bytes", "max_bytes"])
+def test_a_second_pass_has_what_the_first_has_left(disk: Path, box: Container, limit: str) -> None:
+    with HangingFuse(disk / "volume", hang=False, uid=1234, allow_other=False) as fuse:
+        root = disk / "second"
+        (root / "mnt").mkdir(parents=True)
+        make_file(root / "own.bin", 8 * MIB)
+        with container(root, binds=[(fuse.mount_point, "/mnt")], uid=1234) as second:
+            outcome = warm(job(second, patterns=("/own.bin", "/mnt/model.bin"), **{limit: 14 * MIB}))
+    assert outcome.state is OutcomeState.OVER_BUDGET, outcome
+    assert 8 * MIB <= outcome.read_bytes <= 14 * MIB
+    assert {file.path: file.resident_bytes for file in outcome.files}["/own.bin"] == 8 * MIB
+
+
+def test_what_a_second_pass_drives_out_is_not_counted(disk: Path) -> None:
+    root = disk / "rootfs"
+    (root / "mnt").mkdir(parents=True)
+    own = make_file(root / "own.bin", 8 * MIB)
+
+    def drive_out() -> None:
+        with own.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 4 * MIB, os.POSIX_FADV_DONTNEED)
+
+    volume = HangingFuse(disk / "volume", hang=False, uid=1234, allow_other=False, on_read=drive_out)
+    with volume as fuse, container(root, binds=[(fuse.mount_point, "/mnt")], uid=1234) as box:
+        outcome = warm(job(box, patterns=("/own.bin", "/mnt/model.bin")))
+    assert outcome.state is OutcomeState.PARTIAL and "driven out" in outcome.reason, outcome
+    assert (outcome.wanted_bytes, outcome.resident_bytes) == (16 * MIB, 12 * MIB)
+    assert {file.path: file.resident_bytes for file in outcome.files} == {
+        "/own.bin": 4 * MIB,
+        "/mnt/model.bin": 8 * MIB,
+    }
+
+
+def test_a_short_deadline_leaves_time_to_warm_what_was_found(disk: Path) -> None:
+    """Names that take long to look up use up half of the time, not all of it."""
+    with HangingFuse(disk / "mnt", hang=False, on_lookup=lambda: time.sleep(0.25)) as fuse:
+        names = (str(fuse.file), *(str(fuse.mount_point / f"missing-{i}") for i in range(40)))
+        outcome = warm(WarmJob(id="x", patterns=names, deadline_s=3.0))
+    assert outcome.state is OutcomeState.PARTIAL, outcome
+    assert "expansion stopped: more than 1.5 s" in outcome.reason
+    assert outcome.files[-1].path == str(fuse.file) and outcome.files[-1].resident_bytes == 8 * MIB
 
 
 def test_files_that_only_the_container_user_may_read(disk: Path) -> None:

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from nri_warmup.inject.files import matches
-from nri_warmup.inject.large import STEP, Steps, split
+from nri_warmup.inject.large import Steps, split
+from nri_warmup.inject.work import STEP, Geometry
 from nri_warmup.kernel.pagecache import PIECE
 from nri_warmup.kernel.syscalls import PAGE_SIZE as P
 
@@ -68,18 +69,18 @@ def vector(*absent: tuple[int, int], pages: int) -> bytes:
 
 
 def test_split_of_a_cold_step_is_one_range() -> None:
-    assert split(bytes(8 * N), 0, STEP, STEP) == ([(0, STEP)], [], STEP)
+    assert split(bytes(8 * N), 0, STEP, STEP, PIECE) == ([(0, STEP)], [], STEP)
     size = 3 * PIECE + 5000
-    assert split(bytes(3 * N + 2), 0, size, size) == ([(0, size)], [], size)
+    assert split(bytes(3 * N + 2), 0, size, size, PIECE) == ([(0, size)], [], size)
 
 
 def test_split_of_a_warm_step_is_nothing() -> None:
-    assert split(b"\1" * 8 * N, STEP, 2 * STEP, 4 * STEP) == ([], [], 0)
+    assert split(b"\1" * 8 * N, STEP, 2 * STEP, 4 * STEP, PIECE) == ([], [], 0)
 
 
 def test_split_keeps_away_from_pieces_that_are_there_in_part() -> None:
     seen = vector((0, N), (N + 3, 3 * N), (5 * N, 6 * N), pages=8 * N)
-    bodies, gaps, absent = split(seen, STEP, 2 * STEP, 4 * STEP)
+    bodies, gaps, absent = split(seen, STEP, 2 * STEP, 4 * STEP, PIECE)
     assert bodies == [(STEP, STEP + PIECE), (STEP + 2 * PIECE, STEP + 3 * PIECE), (STEP + 5 * PIECE, STEP + 6 * PIECE)]
     assert gaps == [(STEP + PIECE + 3 * P, STEP + 2 * PIECE)]
     assert absent == (4 * N - 3) * P
@@ -87,7 +88,7 @@ def test_split_keeps_away_from_pieces_that_are_there_in_part() -> None:
 
 def test_split_of_a_data_range_that_begins_within_a_piece() -> None:
     start, size = 7 * P, 10 * PIECE
-    bodies, gaps, absent = split(bytes(2 * N - 7), start, 2 * PIECE, size)
+    bodies, gaps, absent = split(bytes(2 * N - 7), start, 2 * PIECE, size, PIECE)
     assert bodies == [(PIECE, 2 * PIECE)] and gaps == [(start, PIECE)]
     assert absent == 2 * PIECE - start
 
@@ -99,7 +100,7 @@ def test_split_by_random_against_a_plain_model() -> None:
         end = first + pieces * PIECE - rng.choice((0, 0, 1, P, 1000 + P))
         seen = b"".join(rng.choice((b"\0" * N, b"\1" * N, b"\0" * 9 + b"\1" * (N - 9))) for _ in range(pieces))
         seen = seen[: -(-(end - first) // P)]
-        bodies, gaps, absent = split(seen, first, end, end)
+        bodies, gaps, absent = split(seen, first, end, end, PIECE)
         taken = [page for a, b in (*bodies, *gaps) for page in range(a // P, -(-b // P))]
         assert sorted(taken) == [first // P + i for i, there in enumerate(seen) if not there]
         assert absent == sum(b - a for a, b in (*bodies, *gaps))
@@ -108,10 +109,39 @@ def test_split_by_random_against_a_plain_model() -> None:
 
 
 def test_steps_are_cut_at_multiples() -> None:
-    assert list(Steps([])) == []
-    assert list(Steps([(0, 2 * STEP + 5)])) == [(0, STEP), (STEP, 2 * STEP), (2 * STEP, 2 * STEP + 5)]
-    assert list(Steps([(P, STEP + P), (5 * STEP, 5 * STEP + P)])) == [
+    assert list(Steps([], STEP)) == []
+    assert list(Steps([(0, 2 * STEP + 5)], STEP)) == [(0, STEP), (STEP, 2 * STEP), (2 * STEP, 2 * STEP + 5)]
+    assert list(Steps([(P, STEP + P), (5 * STEP, 5 * STEP + P)], STEP)) == [
         (P, STEP),
         (STEP, STEP + P),
         (5 * STEP, 5 * STEP + P),
     ]
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("page", "pmd", "huge", "piece"),
+    [
+        (4 << 10, 2 * MIB, True, 2 * MIB),
+        (16 << 10, 32 * MIB, True, 32 * MIB),
+        (64 << 10, 512 * MIB, False, 2 * MIB),  # no folio of the page cache is that large
+    ],
+)
+def test_units_follow_the_page_size(page: int, pmd: int, huge: bool, piece: int) -> None:
+    geometry = Geometry(pmd, page_bytes=page)
+    assert (geometry.huge, geometry.piece, geometry.overshoot) == (huge, piece, 2 * piece)
+    assert geometry.step >= geometry.overshoot, "what a step reads past its end must have been looked at before"
+    assert geometry.step % geometry.piece == 0 and geometry.step <= 64 * MIB
+    plain = Geometry(pmd, huge=False, page_bytes=page)
+    assert (plain.huge, plain.piece, plain.step) == (False, 2 * MIB, STEP)
+
+
+def test_pieces_of_another_size() -> None:
+    """A page that is there spoils a piece of 32 MiB whole: a part of it would be a split folio."""
+    piece = 32 * MIB
+    seen = vector((0, 3), (4, 2 * piece // P), pages=2 * piece // P)
+    bodies, gaps, _ = split(seen, 0, 2 * piece, 4 * piece, piece)
+    assert bodies == [(piece, 2 * piece)]
+    assert gaps == [(0, 3 * P), (4 * P, piece)]
