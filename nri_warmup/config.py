@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from nri_warmup.errors import ConfigError
 from nri_warmup.fields import (
+    NO_TEXT,
     Section,
     as_any_text,
     as_count,
@@ -51,10 +52,10 @@ START_HOLD_S = 0.3
 """How long ``gate: start`` holds where the profile does not say: it holds the runtime's lock meanwhile."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_LABEL_KEY = re.compile(r"label:[^\x00-\x20\x7f]{1,317}")
-_PATTERN = re.compile(r"(?!.*/\.\.(/|$))/[^\x00-\x1f\x7f]{0,4095}")
+_LABEL_KEY = re.compile(rf"label:[^{NO_TEXT}\x20]{{1,317}}")
+_PATTERN = re.compile(rf"(?!.*/\.\.(/|$))/[^{NO_TEXT}]{{0,4095}}")
 
-_HOST_PATH = re.compile(r"(?!.*/\.{0,2}(/|$))/[^\x00-\x1f\x7f]{1,4095}")
+_HOST_PATH = re.compile(rf"(?!.*/\.{{0,2}}(/|$))/[^{NO_TEXT}]{{1,4095}}")
 """Clean: no empty, ``.`` or ``..`` component, and no slash at its end."""
 
 _DEFAULT_PROFILES = (Profile(name="model", files=("/mnt/models/**", "/models/**", "/model/**")),)
@@ -112,7 +113,7 @@ def load_config(mapping: object, *, source: str) -> Config:
 
 
 def is_pattern(text: str) -> bool:
-    """An absolute path pattern: no ``..`` component, no control character, at most 4096 characters."""
+    """An absolute path pattern: no ``..`` component, nothing of ``NO_TEXT``, at most 4096 characters."""
     return _PATTERN.fullmatch(text) is not None
 
 

@@ -24,7 +24,11 @@ MAX_LIST = 1000
 MAX_TEXT = 4096
 MAX_COUNT = 1_000_000
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+NO_TEXT = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+"""A character class, without its brackets: what no text may hold. Control characters of ASCII and of Latin-1, those
+that end a line or turn the direction of what is shown after them, and surrogates, which no file name can hold."""
+
+_CONTROL = re.compile(f"[{NO_TEXT}]")
 
 
 def nearest(word: str, known: tuple[str, ...]) -> str:

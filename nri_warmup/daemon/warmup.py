@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nri_warmup.daemon import logs
@@ -16,13 +15,17 @@ from nri_warmup.inject.job import WarmJob
 from nri_warmup.inject.zygote import Injector
 from nri_warmup.kernel import cgroup, process
 from nri_warmup.kernel.root import Root
+from nri_warmup.model.node import MemoryLevel
 from nri_warmup.model.outcome import Outcome, OutcomeState, Progress
 from nri_warmup.model.plan import WarmFiles, WarmupPlan
 from nri_warmup.model.profile import Config, Mode
 from nri_warmup.observe.metrics import Registry as Metrics
 from nri_warmup.policy.admission import Admission, Decision
-from nri_warmup.policy.memory import budget
+from nri_warmup.policy.claim import STALLED_S, Claim
+from nri_warmup.policy.memory import Pledge, budget
 
+_LOOKS = 3
+"""How often in the time that a job has to get on it is looked at."""
 _GONE = Outcome(state=OutcomeState.CONTAINER_GONE, reason="the container ended before its warm-up began")
 
 
@@ -48,12 +51,14 @@ async def warm_target(
     deadline_s: float,
     node_reserve_bytes: int,
     on_progress: Callable[[Progress], None],
-    reserve: Callable[[int], int] = lambda n_bytes: n_bytes,
+    grant: Callable[[Sequence[MemoryLevel], int], int] = lambda levels, n_bytes: n_bytes,
+    pledges: Sequence[Pledge] = (),
     started_s: float | None = None,
 ) -> Outcome:
     """Carry out a plan's WarmFiles for one process. Every failure is an outcome; only cancellation raises.
 
-    ``reserve`` is asked for the bytes that may be read and gives what of them is granted (a namespace's quota).
+    ``grant`` is told where the bytes that may be read are charged, and gives what of them is granted (a namespace's
+    quota). ``pledges`` are those of other warm-ups under way; nothing is awaited between looking at them and ``grant``.
     """
     files = next((a for a in plan.actions if isinstance(a, WarmFiles)), None)
     if files is None:
@@ -69,12 +74,13 @@ async def warm_target(
                 state=OutcomeState.FAILED, reason=f"process {target.pid} is in no cgroup of this container; not entered"
             )
         node = read_node_state(root)
-        found = budget(read_memory_levels(root, target.pid), node, plan.reserve_bytes, node_reserve_bytes)
+        levels = read_memory_levels(root, target.pid)
+        found = budget(levels, node, plan.reserve_bytes, node_reserve_bytes, pledges)
         if not process.is_alive(pidfd):
             return _GONE
         wanted = files.max_bytes if found.budget_bytes is None else min(files.max_bytes, found.budget_bytes)
         observe = plan.mode is Mode.OBSERVE
-        granted = wanted if observe else reserve(wanted)
+        granted = wanted if observe else grant(levels, wanted)
         job = WarmJob(
             id=target.job_id,
             pid=target.pid,
@@ -105,12 +111,18 @@ async def warm_target(
 class Warmer:
     """The host's queue of warm-ups. Fair between namespaces (policy/admission); one slot a job."""
 
-    def __init__(self, *, injector: Injector, root: Root, metrics: Metrics) -> None:
+    def __init__(self, *, injector: Injector, root: Root, metrics: Metrics, stalled_s: float = STALLED_S) -> None:
         self._injector = injector
         self._root = root
         self._metrics = metrics
         self._admission = Admission()
         self._turns: dict[str, asyncio.Future[None]] = {}
+        self._claims: dict[str, Claim] = {}
+        self._cancelled: set[str] = set()
+        """Jobs that were cancelled where neither a turn nor a worker is there to hear of it."""
+        self._settling: set[str] = set()
+        """Jobs that wait for what others want."""
+        self._stalled_s = stalled_s
         self._node_reserve_bytes = 0
 
     def use_limits(self, config: Config) -> None:
@@ -121,48 +133,127 @@ class Warmer:
         """The whole warm-up of one container; cancelled by ``cancel``, bounded by the plan's deadline."""
         job_id = entry.container.id
         deadline_s = entry.plan.deadline_s
-        started = asyncio.get_running_loop().time()
+        started = self._now()
         decision = self._admission.offer(job_id, entry.pod.namespace, urgent=entry.held_by_hook)
         if decision.refused:
             return Outcome(state=OutcomeState.SKIPPED, reason=decision.reason)
+        claim: Claim | None = None
         try:
             if not await self._turn(job_id, decision, deadline_s):
                 return Outcome(state=OutcomeState.DEADLINE, reason=f"waited {deadline_s:g} s for a slot")
             entry.state = OutcomeState.RUNNING
-
-            def on_progress(progress: Progress) -> None:
-                entry.progress = progress
-                entry.entered.set()
-
-            left = max(0.1, deadline_s - (asyncio.get_running_loop().time() - started))
-            target = Target(pid=entry.container.pid, job_id=job_id, container_id=job_id, chroot=chroot)
-            outcome = await warm_target(
-                self._injector,
-                self._root,
-                target,
-                entry.plan,
-                deadline_s=left,
-                node_reserve_bytes=self._node_reserve_bytes,
-                on_progress=on_progress,
-                reserve=lambda n_bytes: self._admission.reserve(job_id, n_bytes),
-            )
+            await self._settled(job_id)
+            if job_id in self._cancelled:
+                raise asyncio.CancelledError
+            claim = self._claims[job_id] = Claim(self._now(), stalled_s=self._stalled_s)
+            self._look_later(entry, claim)
+            outcome = await self._warm(entry, claim, chroot, deadline_s - (self._now() - started))
             self._admission.charge(job_id, outcome.read_bytes)
             return outcome
         except asyncio.CancelledError:
+            if claim is not None:
+                self._admission.charge(job_id, claim.read_bytes)
             return Outcome(state=OutcomeState.CANCELLED, reason="the container stopped")
         finally:
             self._turns.pop(job_id, None)
+            self._claims.pop(job_id, None)
+            self._cancelled.discard(job_id)
             self._wake(self._admission.finish(job_id))
+            self._wake(tuple(self._settling))
+
+    async def _warm(self, entry: Entry, claim: Claim, chroot: str, left_s: float) -> Outcome:
+        """From the claim to the outcome. Nothing is awaited before the others' pledges have become a budget."""
+        job_id = entry.container.id
+
+        def grant(levels: Sequence[MemoryLevel], n_bytes: int) -> int:
+            granted = self._admission.reserve(job_id, n_bytes)
+            claim.grant(self._now(), frozenset(level.path for level in levels), granted)
+            return granted
+
+        def on_progress(progress: Progress) -> None:
+            entry.progress = progress
+            entry.entered.set()
+            if job_id in self._cancelled:
+                self._cancelled.discard(job_id)
+                _spawn(self._injector.cancel(job_id))
+            before = claim.wanted_bytes
+            claim.note(progress)
+            if claim.wanted_bytes != before:
+                self._announced(job_id, claim)
+
+        outcome = await warm_target(
+            self._injector,
+            self._root,
+            Target(pid=entry.container.pid, job_id=job_id, container_id=job_id, chroot=chroot),
+            entry.plan,
+            deadline_s=max(0.1, left_s),
+            node_reserve_bytes=self._node_reserve_bytes,
+            on_progress=on_progress,
+            grant=grant,
+            pledges=tuple(other.pledge() for name, other in self._claims.items() if name != job_id),
+        )
+        if claim.outgrown and outcome.state is OutcomeState.CANCELLED:
+            reason = "its files grew past what is left of the quota of the namespace (limits.namespace_bytes)"
+            outcome = replace(outcome, state=OutcomeState.OVER_BUDGET, reason=reason)
+        return outcome
+
+    def _announced(self, job_id: str, claim: Claim) -> None:
+        """A job has said what it wants: the rest of what it was granted is free for others."""
+        fits, job_ids = self._admission.revise(job_id, claim.wanted_bytes or 0)
+        self._wake(job_ids)
+        self._wake(tuple(self._settling))
+        if not fits and not claim.outgrown:
+            claim.outgrown = True
+            _spawn(self._injector.cancel(job_id))
+
+    async def _settled(self, job_id: str) -> None:
+        """Wait until those under way have said what they want, as long as that is worth it."""
+        while (seconds := max((c.expected_s(self._now()) for c in self._claims.values()), default=0.0)) > 0:
+            self._settling.add(job_id)
+            try:
+                await self._woken(job_id, seconds)
+            finally:
+                self._settling.discard(job_id)
+
+    def _look_later(self, entry: Entry, claim: Claim) -> None:
+        asyncio.get_running_loop().call_later(self._stalled_s / _LOOKS, self._look, entry, claim)
+
+    def _look(self, entry: Entry, claim: Claim) -> None:
+        """Whether a running job gets on; one that does not gives its slot back."""
+        job_id = entry.container.id
+        if self._claims.get(job_id) is not claim:
+            return
+        if not claim.gets_on(self._now()):
+            job_ids = self._admission.stall(job_id)
+            if self._admission.is_stalled(job_id):
+                claim.stalled = True
+                logs.info(
+                    "a warm-up does not get on: its slot goes to others",
+                    container=job_id[:12],
+                    pod=f"{entry.pod.namespace}/{entry.pod.name}",
+                    read_bytes=claim.read_bytes,
+                )
+                self._wake(job_ids)
+                return
+        self._look_later(entry, claim)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _turn(self, job_id: str, decision: Decision, deadline_s: float) -> bool:
         if decision.start:
             return True
+        return await self._woken(job_id, deadline_s)
+
+    async def _woken(self, job_id: str, seconds: float) -> bool:
+        """Until ``_wake`` names this job; False where it did not in time. ``cancel`` ends the wait as well."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._turns[job_id] = turn
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(turn, deadline_s)
-            return True
-        return False
+        await asyncio.wait([turn], timeout=seconds)  # wait_for may swallow a cancellation that comes with the result
+        if turn.cancelled():
+            raise asyncio.CancelledError
+        return turn.done()
 
     def _wake(self, job_ids: tuple[str, ...]) -> None:
         for job_id in job_ids:
@@ -173,6 +264,8 @@ class Warmer:
     def cancel(self, entry: Entry) -> None:
         """Stop what runs or waits for this container; its task ends within a second."""
         job_id = entry.container.id
+        if self._admission.is_known(job_id):
+            self._cancelled.add(job_id)
         turn = self._turns.get(job_id)
         if turn is not None and not turn.done():
             turn.cancel()

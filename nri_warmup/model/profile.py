@@ -110,10 +110,10 @@ class Limits:
     max_patterns: int = 64
     namespace_bytes: int | None = None
     """Bytes that warm-ups of one namespace may have read for containers alive now; None means no quota."""
-    namespace_jobs: int = 16
-    """Warm-ups of one namespace at one time; the others wait."""
+    namespace_jobs: int = 2
+    """Warm-ups of one namespace at one time; the others wait. Below ``jobs``: one tenant must not hold up all."""
     jobs: int = 4
-    """Warm-ups on the host at one time."""
+    """Warm-ups on the host at one time. Of more than one, the last free is kept for a held entrypoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

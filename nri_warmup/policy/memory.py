@@ -5,6 +5,10 @@ memory.high, past which the kernel throttles) less what cannot be reclaimed ther
 unreclaimable slab. Page cache in use is no obstacle, the kernel gives it up for new page cache. The host's own room is
 what it calls available, less kubelet's eviction threshold and a reserve. Readahead may read past the end of what was
 asked for, so that much is left free everywhere.
+
+What warm-ups under way may bring in (``Pledge``) is no longer room, on every level that they share with the new one and
+on the host: else each of them would be given the same room and they would evict each other. All of it, also what they
+have read already: that is page cache, and would count as free.
 """
 
 from __future__ import annotations
@@ -21,6 +25,15 @@ NO_LIMIT_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pledge:
+    """What one running warm-up has brought in and may still bring in, and the memory cgroups it is charged in: paths
+    of its ``MemoryLevel``."""
+
+    levels: frozenset[str]
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """``budget_bytes`` None: nothing known bounds it. ``reasons`` end with the bound that decided."""
 
@@ -33,10 +46,15 @@ def budget(
     node: NodeState,
     reserve_bytes: int,
     node_reserve_bytes: int = NodeLimits().reserve_bytes,
+    pledges: Sequence[Pledge] = (),
 ) -> Budget:
     """``levels`` from the container up; ``reserve_bytes`` is kept free in each of them. All in bytes."""
     reasons: list[str] = []
-    rooms = [room for level in levels if (room := _level_room(level, node, reserve_bytes, reasons)) is not None]
+    rooms: list[tuple[int, str]] = []
+    for level in levels:
+        room = _level_room(level, node, reserve_bytes, reasons)
+        if room is not None:
+            rooms.append(_less(room, sum(pledge.n_bytes for pledge in pledges if level.path in pledge.levels)))
     if not rooms:
         reasons.append("no memory cgroup" if not levels else "no memory limit up to the root")
     available = node.mem_available_bytes
@@ -48,7 +66,7 @@ def budget(
             f"host: {_size(available)} available - {_size(node.eviction_threshold_bytes)} eviction threshold "
             f"- {_size(node_reserve_bytes)} reserve - {_size(node.readahead_bytes)} readahead"
         )
-        rooms.append((available - margin, text))
+        rooms.append(_less((available - margin, text), sum(pledge.n_bytes for pledge in pledges)))
     if not rooms:
         return Budget(budget_bytes=None, reasons=tuple(reasons))
     least, why = min(rooms, key=lambda room: room[0])
@@ -79,6 +97,11 @@ def _level_room(level: MemoryLevel, node: NodeState, reserve_bytes: int, reasons
         f"- {_size(node.readahead_bytes)} readahead"
     )
     return bound - used - reserve_bytes - node.readahead_bytes, text
+
+
+def _less(room: tuple[int, str], pledged: int) -> tuple[int, str]:
+    left, text = room
+    return (left - pledged, f"{text} - {_size(pledged)} of warm-ups under way") if pledged else room
 
 
 def _size(n_bytes: int) -> str:

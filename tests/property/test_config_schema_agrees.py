@@ -14,8 +14,10 @@ from tests.unit.test_config_schema import BEYOND_A_SCHEMA, VALIDATOR
 
 NAMES = ("model", "llm", "a.b-c_d")
 name = st.sampled_from(NAMES)
-text = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=6)
-some_text = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=6)
+no_text = st.characters(categories=["Cc", "Cs", "Zl", "Zp"]) | st.sampled_from([*"\u061c\u200e\u202e\u2066"])
+written = st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp", "Cf"))
+text = st.text(written, max_size=6)
+some_text = st.text(written, min_size=1, max_size=6)
 size = st.integers(1, 1 << 62) | st.from_regex(r"[1-9][0-9]{0,3}(\.[0-9]{1,3})? ?[kKMGTP]i?B?", fullmatch=True)
 duration = st.from_regex(r"([1-9][0-9]{0,3}(ms|s|m|h)){1,3}", fullmatch=True)
 pattern = st.from_regex(r"(/[a-z*.]{1,5}){1,3}", fullmatch=True).filter(lambda t: "/../" not in f"{t}/")
@@ -105,6 +107,7 @@ replacement = st.one_of(
     st.just([]),
     st.just({}),
     st.lists(text, max_size=1),
+    st.builds("{}{}{}".format, st.sampled_from(["", "a", "/a", "label:a"]), no_text, st.sampled_from(["", "a"])),
     st.dictionaries(st.sampled_from(["name", "key", "files", "zzz"]), text, max_size=1),
 )
 

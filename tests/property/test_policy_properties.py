@@ -27,7 +27,7 @@ from nri_warmup.model.profile import (
 )
 from nri_warmup.policy.decide import decide
 from nri_warmup.policy.interest import interest_tokens
-from nri_warmup.policy.memory import budget
+from nri_warmup.policy.memory import Pledge, budget
 from nri_warmup.policy.render import render_plan_json, render_plan_text
 
 words = st.sampled_from(["", "a", "llm", "quay.io/x/vllm:1", "vllm", "a]b", "ab", "é", "models"])
@@ -280,3 +280,22 @@ def test_a_budget_fits_below_every_limit_and_more_levels_never_add_to_it(
     larger = budget([*some, *more], node, reserve, node_reserve).budget_bytes
     assert larger is not None
     assert larger <= found.budget_bytes
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1 << 40), max_size=4),
+    st.none() | st.integers(0, 1 << 41),
+    st.lists(st.tuples(st.sets(st.sampled_from("abcd")), st.integers(0, 1 << 41)), min_size=1, max_size=6),
+)
+def test_jobs_that_begin_one_after_the_other_never_get_more_than_fits_together(
+    limits: dict[str, int], available: int | None, jobs: list[tuple[set[str], int]]
+) -> None:
+    node = NodeState(mem_available_bytes=available)
+    pledges: list[Pledge] = []
+    for names, want in jobs:
+        chain = [MemoryLevel(path=name, limit_bytes=limits.get(name), unreclaimable_bytes=0) for name in sorted(names)]
+        room = budget(chain, node, 0, 0, pledges).budget_bytes
+        pledges.append(Pledge(levels=frozenset(names), n_bytes=want if room is None else min(want, room)))
+    for name, limit in limits.items():
+        assert sum(pledge.n_bytes for pledge in pledges if name in pledge.levels) <= limit
+    assert available is None or sum(pledge.n_bytes for pledge in pledges) <= available

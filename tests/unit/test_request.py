@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from nri_warmup.errors import RequestError
@@ -210,3 +212,20 @@ def test_named_values(text: str, expected: dict[str, str] | None) -> None:
 def test_a_map_outside_the_part_that_is_read(text: str) -> None:
     with pytest.raises(RequestError):
         parse_named_values(text)
+
+
+@pytest.mark.parametrize("code", [0x00, 0x1B, 0x7F, 0x85, 0x9B, 0x61C, 0x200E, 0x2028, 0x202E, 0x2066, 0xD800, 0xDCFF])
+@pytest.mark.parametrize("form", ["plain", "json"])
+def test_a_path_with_a_character_that_no_terminal_or_file_system_should_see_is_refused(code: int, form: str) -> None:
+    """Of what is asked only that path is left out: one of them must not fail the others."""
+    bad = f"/models/{chr(code)}x"
+    value = json.dumps({"server": [bad, "/models/good"]}) if form == "json" else f"{bad}\n/models/good"
+    request = ask({"files.nri-warmup.dev/pod": value})
+    assert request.files == ("/models/good",)
+    assert len(request.complaints) == 1
+    assert str(request.complaints[0]).isprintable()
+
+
+@pytest.mark.parametrize("path", ["/models/é", "/模型/**", "/models/😀", "/models/a b"])
+def test_a_path_in_any_script_is_a_path(path: str) -> None:
+    assert ask({"files.nri-warmup.dev": path}).files == (path,)

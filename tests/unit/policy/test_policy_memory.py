@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nri_warmup.model.node import MemoryLevel, NodeState
-from nri_warmup.policy.memory import Budget, budget
+from nri_warmup.policy.memory import Budget, Pledge, budget
 
 MI = 1 << 20
 NODE = NodeState(mem_available_bytes=10_000 * MI, eviction_threshold_bytes=100 * MI, readahead_bytes=8 * MI)
@@ -79,3 +79,27 @@ def test_nothing_known() -> None:
     found = budget([], NodeState(), 0)
     assert found.budget_bytes is None
     assert found.reasons == ("no memory cgroup", "the host's available memory is not known")
+
+
+def test_what_others_under_way_want_is_no_room_on_the_levels_they_share() -> None:
+    levels = [
+        level("/pod/c", limit_bytes=4096 * MI, unreclaimable_bytes=0),
+        level("/pod", limit_bytes=2048 * MI, unreclaimable_bytes=0),
+    ]
+    sibling = Pledge(levels=frozenset({"/pod/other", "/pod"}), n_bytes=1000 * MI)
+    stranger = Pledge(levels=frozenset({"/pod2"}), n_bytes=500 * MI)
+    assert budget(levels, NODE, 0, 0).budget_bytes == 2040 * MI
+    assert budget(levels, NODE, 0, 0, [stranger]).budget_bytes == 2040 * MI
+    found = budget(levels, NODE, 0, 0, [stranger, sibling])
+    assert found.budget_bytes == 1040 * MI
+    assert found.reasons[-1] == (
+        "/pod: 2Gi limit - 0 unreclaimable - 0 reserve - 8Mi readahead - 1000Mi of warm-ups under way = 1.016Gi"
+    )
+
+
+def test_all_share_the_host() -> None:
+    pledges = [Pledge(levels=frozenset({f"/p{n}"}), n_bytes=4000 * MI) for n in range(3)]
+    assert budget((), NODE, 0, 0, pledges[:2]).budget_bytes == (10_000 - 108 - 8000) * MI
+    found = budget((), NODE, 0, 0, pledges)
+    assert found.budget_bytes == 0
+    assert found.reasons[-1].endswith("- 11.72Gi of warm-ups under way = 0, nothing is left")
