@@ -40,7 +40,7 @@ class Engine:
         self._lease = Lease(lease_fd, task.lease_wait_s)
         self._deadline = time.monotonic() + task.deadline_s
         self.toucher = Toucher(self._deadline, task.deadline_s)
-        self.geometry = Geometry(task.pmd_bytes)
+        self.geometry = Geometry(task.pmd_bytes, huge=task.populate)
         self.stall_s = min(5.0, max(0.05, task.deadline_s / 20))
         """WILLNEED is taken to have given up when nothing has come for so long: a small share of the job's time."""
         self._last_report = 0.0
@@ -175,8 +175,12 @@ class Engine:
         """Whether ``absent`` more bytes fit, and what the kernel may read past ``end`` of its own accord."""
         if self.task.budget_bytes is None:
             return True
-        overshoot = min(max(self.task.readahead_bytes, self.geometry.overshoot), max(0, work.found.size - end))
+        overshoot = min(self._overshoot(self.geometry), max(0, work.found.size - end))
         return self.spent + absent + overshoot <= self.task.budget_bytes
+
+    def _overshoot(self, geometry: Geometry) -> int:
+        """Ordinary readahead has up to two windows in flight; the one of a MADV_HUGEPAGE mapping goes by PMDs."""
+        return max((1 if geometry.huge else 2) * self.task.readahead_bytes, geometry.overshoot)
 
     def _observe(self, found: Found) -> None:
         """What is resident of a file, and nothing else."""
@@ -210,10 +214,15 @@ class Engine:
 
     def save_overshoot(self) -> bool:
         """Go on without MADV_HUGEPAGE where its overshoot is large; False where there is nothing to save."""
-        if not self.geometry.huge or self.geometry.piece <= HUGE_ANYWAY:
+        plain = Geometry(self.task.pmd_bytes, huge=False)
+        if self.geometry.piece <= HUGE_ANYWAY or self._overshoot(plain) >= self._overshoot(self.geometry):
             return False
-        self.geometry = Geometry(self.task.pmd_bytes, huge=False)
+        self.geometry = plain
         return True
+
+    def cannot_populate(self) -> None:
+        """What is read through instead is read by ordinary readahead."""
+        self.geometry = Geometry(self.task.pmd_bytes, huge=False)
 
     # -- shared by small and large files ------------------------------------------------------------------------------
 

@@ -182,6 +182,7 @@ class LargeFile:
         populated."""
         if exc.errno in (errno.EINVAL, errno.ENOSYS):
             self._populate = False
+            self._engine.cannot_populate()
             return True
         if exc.errno == errno.ENOMEM:
             self._work.fail("over-budget", "no memory left in the cgroup")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nri_warmup.kernel import syscalls
-from tests.kernel.containers import MemoryCgroup, memory_cgroup, memory_parent
+from tests.kernel.containers import MIB, MemoryCgroup, memory_cgroup, memory_parent
 
 TMPFS_MAGIC = 0x01021994
 
@@ -45,3 +47,22 @@ def memory() -> Iterator[MemoryCgroup]:
         pytest.skip("no memory cgroup controller is mounted")
     with memory_cgroup("nri-warmup-test") as group:
         yield group
+
+
+@pytest.fixture
+def small_folios(disk: Path) -> Iterator[Path]:
+    """A file system whose page cache is 4 KiB folios only, as most are before Linux 6.16: ext4 with data=journal."""
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("no mkfs.ext4")
+    image, mount = disk / "image", disk / "small"
+    with image.open("wb") as file:
+        file.truncate(512 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", "-J", "size=64", str(image)], check=True)
+    mount.mkdir()
+    result = subprocess.run(["mount", "-o", "loop,data=journal", str(image), str(mount)], check=False)
+    if result.returncode != 0:
+        pytest.skip("no loop devices")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)

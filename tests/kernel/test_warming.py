@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import os
-import shutil
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nri_warmup.inject.engine import Engine
-from nri_warmup.inject.files import Bounds, Finder
 from nri_warmup.inject.job import WarmJob
-from nri_warmup.inject.wire import Field, Report, Task
 from nri_warmup.inject.zygote import Injector
 from nri_warmup.kernel import pagecache, syscalls
 from nri_warmup.kernel.pagecache import PIECE, Mapping
@@ -37,6 +30,7 @@ from tests.kernel.containers import (
     resident,
     wait_for,
 )
+from tests.kernel.engines import in_child, refuse, run_engine
 from tests.kernel.jobs import warm
 
 
@@ -44,25 +38,6 @@ def job(*patterns: Path | str, memory: MemoryCgroup | None = None, **fields: obj
     values: dict[str, object] = {"id": "test", "patterns": tuple(map(str, patterns)), "deadline_s": 60.0}
     values["cgroup_procs"] = (memory.procs,) if memory else ()
     return WarmJob(**(values | fields))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def small_folios(disk: Path) -> Iterator[Path]:
-    """A file system whose page cache is 4 KiB folios only, as most are before Linux 6.16: ext4 with data=journal."""
-    if shutil.which("mkfs.ext4") is None:
-        pytest.skip("no mkfs.ext4")
-    image, mount = disk / "image", disk / "small"
-    with image.open("wb") as file:
-        file.truncate(512 * MIB)
-    subprocess.run(["mkfs.ext4", "-q", "-J", "size=64", str(image)], check=True)
-    mount.mkdir()
-    result = subprocess.run(["mount", "-o", "loop,data=journal", str(image), str(mount)], check=False)
-    if result.returncode != 0:
-        pytest.skip("no loop devices")
-    try:
-        yield mount
-    finally:
-        subprocess.run(["umount", str(mount)], check=True)
 
 
 # -- whole files, any kind
@@ -162,39 +137,6 @@ def test_empty_missing_and_duplicate(disk: Path) -> None:
     assert outcome.wanted_bytes == outcome.read_bytes == 3 * MIB
 
 
-class Meddler(Report):
-    """A report that does something to the file when the first progress in the middle of it is told."""
-
-    def __init__(self, action: object) -> None:
-        self.records: list[tuple[Field, ...]] = []
-        self._action = action
-
-    def send(self, *fields: Field) -> None:
-        self.records.append(fields)
-        if fields[0] == "progress" and isinstance(fields[3], int) and fields[3] > 0 and callable(self._action):
-            action, self._action = self._action, None
-            action()
-
-
-def run_engine(path: Path, action: object = None, **fields: object) -> tuple[Engine, Meddler, str]:
-    """The engine in this process, with a progress record at every step."""
-    task = Task()
-    task.patterns = (str(path),)
-    for name, value in fields.items():
-        setattr(task, name, value)
-    root, self_fd = os.open("/", os.O_PATH), os.open("/proc/self/fd", os.O_PATH)
-    null = os.open("/dev/null", os.O_WRONLY)
-    report = Meddler(action)
-    engine = Engine(task, Finder(root, self_fd, Bounds(100)), report, None, null, None)
-    engine.report_s = 0.0
-    try:
-        state, _ = engine.run()
-    finally:
-        for fd in (root, self_fd, null):
-            os.close(fd)
-    return engine, report, state
-
-
 @pytest.mark.parametrize("populate", [True, False])
 def test_truncated_while_it_is_read(disk: Path, populate: bool) -> None:
     """EFAULT, not SIGBUS: this very process would die of that."""
@@ -207,46 +149,18 @@ def test_truncated_while_it_is_read(disk: Path, populate: bool) -> None:
     assert engine.resident is not None and engine.resident <= 20 * MIB + 4096
 
 
-def refuse_populate() -> None:
-    """A seccomp filter under which this process finds a kernel before 5.14: MADV_POPULATE_READ is EINVAL."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    madvise = 28 if os.uname().machine == "x86_64" else 233
-
-    def step(code: int, jt: int, jf: int, k: int) -> bytes:
-        return struct.pack("HBBI", code, jt, jf, k)
-
-    program = (
-        step(0x20, 0, 0, 0)  # load the number of the call
-        + step(0x15, 0, 3, madvise)
-        + step(0x20, 0, 0, 16 + 2 * 8)  # load the low half of its third argument
-        + step(0x15, 0, 1, syscalls.MADV_POPULATE_READ)
-        + step(0x06, 0, 0, 0x00050000 | errno.EINVAL)
-        + step(0x06, 0, 0, 0x7FFF0000)
-    )
-    buffer = ctypes.create_string_buffer(program)
-    head = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
-    assert libc.prctl(38, 1, 0, 0, 0) == 0
-    assert libc.prctl(22, 2, ctypes.create_string_buffer(head), 0, 0) == 0, os.strerror(ctypes.get_errno())
-
-
 def test_a_kernel_that_cannot_populate(disk: Path, memory: MemoryCgroup) -> None:
     """Found out by trying, file by file; what is read through instead is cooled all the same."""
     path = make_file(disk / "model", 40 * MIB)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            Path(memory.procs).write_text("0")
-            refuse_populate()
-            engine, report, state = run_engine(path)
-            files = [record for record in report.records if record[0] == "file"]
-            os.write(write, repr((state, engine.resident, files[0][2], files[0][8])).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    answer = os.read(read, 4096).decode()
-    os.close(read)
-    os.waitpid(child, 0)
+
+    def look() -> object:
+        Path(memory.procs).write_text("0")
+        refuse("madvise", errno.EINVAL, argument=(2, syscalls.MADV_POPULATE_READ))
+        engine, report, state = run_engine(path)
+        files = [record for record in report.records if record[0] == "file"]
+        return state, engine.resident, files[0][2], files[0][8]
+
+    answer = in_child(look)
     assert answer == repr(("done", 40 * MIB, "warmed", False))
     memory.run(*read_all(path))
     assert active(memory) <= MIB
