@@ -28,12 +28,13 @@ from nri_warmup.errors import ConfigError, WarmupError
 from nri_warmup.units import parse_size, render_size
 
 SERVER = Path(__file__).with_name("demo_server.py")
+_CONTAINERS = ("containerd", "runc", "crun")
 _START_S = 60.0
 _WARM_S = 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runtime", default="auto", choices=("auto", "containerd", "exec"), help="default %(default)s")
+    parser.add_argument("--runtime", default="auto", choices=("auto", *_CONTAINERS, "exec"), help="default %(default)s")
     parser.add_argument("--size", default="512Mi", metavar="SIZE", help="of the model file (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="of each arm, at least 1 (default %(default)s)")
     parser.add_argument("--dir", default="", help="where the model is made (default: /var/tmp); not a tmpfs")
@@ -152,15 +153,18 @@ def ask(address: Path) -> tuple[float, int, int]:
     return took_ms, int(fields[1]), int(fields[2])
 
 
+def _ready(address: Path) -> Path:
+    """Made by the server once it listens: /proc/net/unix shows no socket of another network namespace."""
+    return Path(f"{address}.ready")
+
+
 def listening(address: Path) -> bool:
-    if not address.exists():
-        return False
-    with open("/proc/net/unix") as stream:
-        return any(line.rstrip().endswith(str(address)) and line.split()[3] == "00010000" for line in stream)
+    return _ready(address).exists()
 
 
 def run_round(runtime: DemoRuntime, model: Path, address: Path, *, warm: bool) -> Round:
-    address.unlink(missing_ok=True)
+    for path in (address, _ready(address)):
+        path.unlink(missing_ok=True)
     evict(model)
     began = time.perf_counter()
     with runtime.serve(model, address, warm=warm) as arm:
@@ -186,27 +190,33 @@ def run_round(runtime: DemoRuntime, model: Path, address: Path, *, warm: bool) -
 
 
 def choose(name: str) -> DemoRuntime:
-    """``auto`` takes a real containerd where the source checkout's lab has one, else ``exec``."""
-    if name != "exec":
-        runtime = _containerd()
+    """``auto`` takes the best that is there: pods of a real containerd, else a bare OCI runtime, else ``exec``."""
+    problems = []
+    for candidate in _CONTAINERS if name == "auto" else (name,):
+        if candidate == "exec":
+            break
+        runtime = _with_containers(candidate)
         if not isinstance(runtime, str):
             return runtime
-        if name == "containerd":
-            raise ConfigError(f"--runtime containerd: {runtime}")
-        print(f"nri-warmup demo: without a container runtime ({runtime})", file=sys.stderr)
+        problems.append(f"{candidate}: {runtime}")
+    if name not in ("auto", "exec"):
+        raise ConfigError(f"--runtime {problems[0]}")
+    if problems:
+        print(f"nri-warmup demo: without a container runtime ({'; '.join(problems)})", file=sys.stderr)
     return ExecRuntime()
 
 
-def _containerd() -> DemoRuntime | str:
-    """A runtime, or why not. The lab that starts a containerd of its own is in the source tree, not in the wheel."""
+def _with_containers(name: str) -> DemoRuntime | str:
+    """A runtime, or why not. The lab that starts one of its own is in the source tree, not in the wheel."""
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "tests" / "lab" / "demo.py").exists():
-        return "it needs a source checkout; `make demo` sets it up"
+        return "needs a source checkout; `make demo` sets it up"
     sys.path.insert(0, str(checkout))
     try:
         import importlib
 
-        runtime: DemoRuntime = importlib.import_module("tests.lab.demo").ContainerdRuntime()
+        lab = importlib.import_module("tests.lab.demo")
+        runtime: DemoRuntime = lab.ContainerdRuntime() if name == "containerd" else lab.OciRuntime(name)
         return runtime
     except Exception as error:
         return f"{error}; `make demo` sets it up"

@@ -32,6 +32,8 @@ def main() -> None:
     server = socket.socket(socket.AF_UNIX)
     server.bind(address)
     server.listen(1)
+    with open(address + ".ready", "wb"):
+        pass
     while True:
         client, _ = server.accept()
         before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()

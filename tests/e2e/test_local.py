@@ -138,7 +138,7 @@ def test_exec_dry_run_prints_the_plan(model: Path) -> None:
     assert done.returncode == 0 and str(model) in done.stdout
 
 
-@pytest.mark.parametrize("runtime", ["exec", "containerd"])
+@pytest.mark.parametrize("runtime", ["exec", "containerd", "runc", "crun"])
 def test_the_demo_ends_with_a_line_of_json(runtime: str) -> None:
     done = run("demo", "--runtime", runtime, "--rounds", "1", "--size", "32Mi", timeout=300)
     assert done.returncode == 0, done.stderr
