@@ -33,12 +33,14 @@ _GONE = Outcome(state=OutcomeState.CONTAINER_GONE, reason="the container ended b
 class Target:
     """Whom to warm for. ``container_id`` empty: no membership check (a process we started ourselves).
 
-    ``chroot`` is the rootfs below the target's mount namespace while it is not pivoted yet.
+    ``group`` is whose job it is: its workers that do not die are held against it. ``chroot`` is the rootfs below the
+    target's mount namespace while it is not pivoted yet.
     """
 
     pid: int
     job_id: str
     container_id: str = ""
+    group: str = ""
     chroot: str = ""
 
 
@@ -83,6 +85,7 @@ async def warm_target(
         granted = wanted if observe else grant(levels, wanted)
         job = WarmJob(
             id=target.job_id,
+            group=target.group,
             pid=target.pid,
             patterns=files.patterns,
             residency=files.residency,
@@ -120,8 +123,8 @@ class Warmer:
         self._claims: dict[str, Claim] = {}
         self._cancelled: set[str] = set()
         """Jobs that were cancelled where neither a turn nor a worker is there to hear of it."""
-        self._settling: set[str] = set()
-        """Jobs that wait for what others want."""
+        self._settling: dict[str, None] = {}
+        """Jobs that wait for what others want, in the order in which they got their slots."""
         self._stalled_s = stalled_s
         self._node_reserve_bytes = 0
 
@@ -184,7 +187,13 @@ class Warmer:
         outcome = await warm_target(
             self._injector,
             self._root,
-            Target(pid=entry.container.pid, job_id=job_id, container_id=job_id, chroot=chroot),
+            Target(
+                pid=entry.container.pid,
+                job_id=job_id,
+                container_id=job_id,
+                group=entry.pod.namespace,
+                chroot=chroot,
+            ),
             entry.plan,
             deadline_s=max(0.1, left_s),
             node_reserve_bytes=self._node_reserve_bytes,
@@ -209,11 +218,11 @@ class Warmer:
     async def _settled(self, job_id: str) -> None:
         """Wait until those under way have said what they want, as long as that is worth it."""
         while (seconds := max((c.expected_s(self._now()) for c in self._claims.values()), default=0.0)) > 0:
-            self._settling.add(job_id)
+            self._settling.setdefault(job_id)
             try:
                 await self._woken(job_id, seconds)
             finally:
-                self._settling.discard(job_id)
+                del self._settling[job_id]
 
     def _look_later(self, entry: Entry, claim: Claim) -> None:
         asyncio.get_running_loop().call_later(self._stalled_s / _LOOKS, self._look, entry, claim)

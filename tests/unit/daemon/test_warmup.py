@@ -182,6 +182,7 @@ def test_the_host_is_shared_by_all(tmp_path: Path) -> None:
         host.begin("b", namespace="y")
         await host.under_way("b")
         assert host.budget("b") == first - 20 * GI
+        assert [job.group for job in host.workers.jobs.values()] == ["x", "y"]
 
     play(tmp_path, scenario)
 
