@@ -46,9 +46,14 @@ def active_after_its_own_access(bed: Bed, server: str, profile: dict[str, Any] |
     return stat["active_file"]
 
 
-@pytest.mark.parametrize("server", [pytest.param("read", marks=pytest.mark.ci_guest), "map"])
 @pytest.mark.parametrize(
-    "generations", [pytest.param(False, marks=pytest.mark.ci_guest, id="classic"), pytest.param(True, id="mglru")]
+    ("generations", "server"),
+    [
+        pytest.param(False, "read", id="classic-read", marks=pytest.mark.ci_guest),
+        pytest.param(False, "map", id="classic-map"),
+        pytest.param(True, "read", id="mglru-read"),
+        pytest.param(True, "map", id="mglru-map"),
+    ],
 )
 def test_no_trace_after_the_servers_own_access(bed: Bed, generations: bool, server: str) -> None:
     with guest.multigenerational_lru(generations):
