@@ -22,6 +22,8 @@ TYPE_CHECKING = False  # importing typing would cost the zygote memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    Clock = Callable[[], float]
+
 PROGRESS = STEP
 """The least that counts as getting on, within one wait."""
 LOOK_S = 0.2
@@ -32,7 +34,8 @@ _LOOK_WINDOWS = 16
 class Lease:
     """``take`` before a file is read, ``release`` after; without a descriptor neither does anything."""
 
-    def __init__(self, fd: int | None, wait_s: float) -> None:
+    def __init__(self, fd: int | None, wait_s: float, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
         self._fd = fd
         self._wait_s = wait_s
 
@@ -56,12 +59,12 @@ class Lease:
                 mapping.unmap()
 
     def _wait(self, place: int, watch: Watch, tick: Callable[[], None]) -> bool:
-        since = looked = time.monotonic()
+        since = looked = self._clock()
         watch.look()
         came = 0
         while not self._lock(place):
             tick()
-            now = time.monotonic()
+            now = self._clock()
             if now - looked >= LOOK_S:
                 looked = now
                 came += watch.look()

@@ -22,7 +22,8 @@ class HangingFuse:
     end.
 
     ``reading`` is set when the first read has come in; ``on_read`` is called before each is answered, and ``on_lookup``
-    before each name. Without ``allow_other`` only ``uid`` may look, root included.
+    before each name. With ``asynchronous`` readahead does not wait for the answer. Without ``allow_other`` only ``uid``
+    may look, root included.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class HangingFuse:
         hang: bool = True,
         uid: int = 0,
         allow_other: bool = True,
+        asynchronous: bool = False,
         on_read: Callable[[], None] = lambda: None,
         on_lookup: Callable[[], None] = lambda: None,
     ) -> None:
@@ -40,6 +42,7 @@ class HangingFuse:
         self.file = mount_point / "model.bin"
         self.reading = threading.Event()
         self._size, self._hang, self._uid, self._allow_other = size, hang, uid, allow_other
+        self._flags = 1 if asynchronous else 0  # FUSE_ASYNC_READ: readahead returns before the data have come
         self._on_read, self._on_lookup = on_read, on_lookup
         self._fd = -1
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -89,7 +92,9 @@ class HangingFuse:
         if opcode in (FORGET, BATCH_FORGET, INTERRUPT):
             return
         if opcode == INIT:
-            self._reply(unique, struct.pack("<IIIIHHIIHHI28x", 7, 31, 128 << 10, 0, 16, 12, 128 << 10, 1, 32, 0, 0))
+            self._reply(
+                unique, struct.pack("<IIIIHHIIHHI28x", 7, 31, 128 << 10, self._flags, 16, 12, 128 << 10, 1, 32, 0, 0)
+            )
         elif opcode == LOOKUP:
             self._on_lookup()
             if body.rstrip(b"\0") == b"model.bin":
