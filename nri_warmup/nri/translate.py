@@ -112,9 +112,10 @@ def parse_event(kind: EventKind, method: str, payload: bytes, *, known: bool = F
     except DecodeError as error:
         raise RemoteProtocolError(f"{method}: {error}") from None
     if known:
-        pod, container = Pod(id=message.pod.id), message.container
+        pod = Pod(id=message.pod.id)
         if kind in POD_KINDS:
             return LifecycleEvent(kind=kind, pod=pod)
+        container = message.container
         state, pid = _state_and_pid(container, kind)
         brief = Container(id=container.id, pod_id=container.pod_sandbox_id, state=state, pid=pid)
         return LifecycleEvent(kind=kind, pod=pod, container=brief)

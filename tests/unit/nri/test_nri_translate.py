@@ -49,6 +49,8 @@ def test_of_what_is_known_only_the_state_is_taken() -> None:
     assert (event.container.id, event.container.pid, event.container.mounts) == ("c", 77, ())
     stopped = parse_event(EventKind.STOP_CONTAINER, "StopContainer", payload, known=True)
     assert stopped.container is not None and stopped.container.pid == 0
+    payload = m.StopPodSandboxRequest(pod=POD).SerializeToString()
+    assert parse_event(EventKind.STOP_POD_SANDBOX, "StopPodSandbox", payload, known=True).pod.id == "p"
 
 
 @pytest.mark.parametrize("state_change", [False, True])
