@@ -2,7 +2,8 @@
 
 A byte-range lock on a common file, one place a file, that dies with its holder. The holder may be slow, or somebody who
 means harm: it is waited for only while the file comes in at a rate worth waiting for, then read beside it. Two overlay
-mounts of one lower file have different device numbers, so jobs of two such mounts do not wait for each other.
+mounts of one lower file (two pods of one image) differ in device number and share the inode's, so there the inode alone
+is the file; two that are not the same and share a number wait for each other no longer than that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from _blake2 import blake2b  # hashlib would cost the zygote OpenSSL
 
 from nri_warmup.errors import KernelError
 from nri_warmup.inject.work import STEP, WINDOW, Range, Work, missing_in, total
+from nri_warmup.kernel import syscalls
 from nri_warmup.kernel.pagecache import Mapping
 
 TYPE_CHECKING = False  # importing typing would cost the zygote memory
@@ -29,6 +31,7 @@ PROGRESS = STEP
 LOOK_S = 0.2
 PAUSE_S = 0.02
 _LOOK_WINDOWS = 16
+OVERLAYFS_SUPER_MAGIC = 0x794C7630
 
 
 class Lease:
@@ -44,7 +47,7 @@ class Lease:
         while and may raise."""
         if self._fd is None:
             return True
-        place = place_of(work.found.device, work.found.inode)
+        place = place_of(_device(work), work.found.inode)
         if self._lock(place):
             return True
         mapping = None
@@ -122,6 +125,13 @@ def _windows(ranges: list[Range]) -> Iterator[Range]:
     for start, end in ranges:
         for at in range(start, end, WINDOW):
             yield at, min(end, at + WINDOW)
+
+
+def _device(work: Work) -> int:
+    try:
+        return 0 if syscalls.fstatfs_type(work.fd) == OVERLAYFS_SUPER_MAGIC else work.found.device
+    except KernelError:
+        return work.found.device
 
 
 def place_of(device: int, inode: int) -> int:
