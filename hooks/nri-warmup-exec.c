@@ -27,6 +27,7 @@
 
 #define MAX_IDS 1024
 #define MPOL_BIND 2
+#define LAST_WORD_MS 200
 #define MAX_LOG_BYTES 65536
 
 static const char *cpus, *nodes, *log_path;
@@ -63,6 +64,17 @@ static void tell(char kind, const char *text, size_t length)
 static void tell_text(char kind, const char *text)
 {
 	tell(kind, text, strlen(text));
+}
+
+/* The last line. The daemon tells the container by our pid, so we stay until it has taken the line and closed, a moment at most. */
+static void tell_end(const char *text)
+{
+	struct pollfd closed = { .events = POLLIN };
+
+	tell_text('e', text);
+	closed.fd = log_fd;
+	if (log_fd >= 0)
+		poll(&closed, 1, LAST_WORD_MS);
 }
 
 static void open_log(void)
@@ -187,7 +199,7 @@ static void supervise(pid_t child, int out, long long began)
 		snprintf(text, sizeof text, "signal=%d %lld", WTERMSIG(status), now_ms() - began);
 	else
 		snprintf(text, sizeof text, "exit=%d %lld", WEXITSTATUS(status), now_ms() - began);
-	tell_text('e', text);
+	tell_end(text);
 }
 
 static void drain_state(void)
@@ -232,7 +244,7 @@ int main(int argc, char **argv)
 	open_log();
 	if (pipe2(out, O_CLOEXEC)) {
 		snprintf(text, sizeof text, "error=%d 0", errno);
-		tell_text('e', text);
+		tell_end(text);
 		return 0;
 	}
 	child = fork();
@@ -242,7 +254,7 @@ int main(int argc, char **argv)
 	}
 	if (child < 0) {
 		snprintf(text, sizeof text, "error=%d 0", errno);
-		tell_text('e', text);
+		tell_end(text);
 		return 0;
 	}
 	setpgid(child, child);
