@@ -172,6 +172,8 @@ class LargeFile:
                     window.advise(start, end - start, syscalls.MADV_COLD)
                 elif engine.task.cold:
                     work.active = True
+                else:  # once more: large folios are only noted as used where they were mapped before
+                    window.advise(start, end - start, syscalls.MADV_POPULATE_READ)
                 return True
         engine.send_through(work, start, end)
         engine.cool(work, start, end)
@@ -201,7 +203,10 @@ class LargeFile:
             window = Mapping(self._work.fd, start, length, align=geometry.piece)
             self._window = window
             huge = (syscalls.MADV_HUGEPAGE,) if geometry.huge else ()
-            for advice in (*huge, syscalls.MADV_SEQUENTIAL):
+            # The kernel does not note the use of what is mapped as sequential (vma_has_recency): for pages that shall
+            # become active with the server's first access it has to.
+            sequential = (syscalls.MADV_SEQUENTIAL,) if self._engine.task.cold else ()
+            for advice in (*huge, *sequential):
                 try:
                     window.advise(start, length, advice)
                 except KernelError:

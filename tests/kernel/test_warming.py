@@ -284,6 +284,14 @@ def test_inactive_after_the_servers_own_read(disk: Path, memory: MemoryCgroup, m
     assert memory.stat("inactive_file") >= 90 * MIB
 
 
+def test_residency_active_is_active_after_the_servers_read(disk: Path, memory: MemoryCgroup) -> None:
+    """Whatever the size of the folios: what was asked for is not left to the file system."""
+    path = make_file(disk / "model", 64 * MIB)
+    assert warm(job(path, memory=memory, residency=Residency.ACTIVE)).state is OutcomeState.DONE
+    memory.run(*read_all(path))
+    assert active(memory) >= 60 * MIB
+
+
 def test_inactive_with_small_folios(small_folios: Path, memory: MemoryCgroup) -> None:
     """Where pages are 4 KiB, populating alone marks them referenced and the server's read makes the model active."""
     path = make_file(small_folios / "model", 64 * MIB)
