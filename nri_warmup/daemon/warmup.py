@@ -100,9 +100,9 @@ async def warm_target(
             measure_only=observe,
         )
         outcome = await injector.run(job, pidfd, on_progress)
-        if outcome.state is OutcomeState.OVER_BUDGET and not outcome.reason:
-            reason = found.reasons[-1] if granted == wanted else f"quota of the namespace: {granted} bytes left"
-            outcome = replace(outcome, reason=reason)
+        if outcome.state is OutcomeState.OVER_BUDGET and (granted < wanted or wanted < files.max_bytes):
+            why = found.reasons[-1] if granted == wanted else f"quota of the namespace: {granted} bytes left"
+            outcome = replace(outcome, reason=f"{outcome.reason}: {why}" if outcome.reason else why)
         seconds = outcome.seconds if started_s is None else asyncio.get_running_loop().time() - started_s
         return replace(outcome, budget_bytes=granted, seconds=seconds)
     except KernelError as error:
