@@ -37,7 +37,6 @@ class LargeFile:
         self._scan: Mapping | None = None
         self._gaps: list[Range] = []
         """Asked of WILLNEED, and not waited for yet."""
-        self._unheeded: list[Range] = []
         """Waited for in vain."""
         self._populate = engine.task.populate
 
@@ -52,7 +51,6 @@ class LargeFile:
             self._pass(first=True)
             self._settle()
             if self._is_wanting():
-                self._unheeded = []
                 self._pass(first=False)
                 self._settle()
             if self._is_wanting():
@@ -68,9 +66,14 @@ class LargeFile:
         return self._work.truthful and self._work.resident != self._work.wanted and self._work.state == "warmed"
 
     def _read_through(self) -> None:
-        """What WILLNEED was asked for twice and did not bring."""
-        for start, end in missing_in(self._scan, self._unheeded):
-            self._engine.send_through(self._work, start, end)
+        """What WILLNEED was asked for twice and did not bring: pages that a reader who died left in the cache unread,
+        and devices that ignore advice. A fault reads the former, a read the latter."""
+        for start, end in missing_in(self._scan, self._work.ranges):
+            try:
+                with Mapping(self._work.fd, start, end - start) as mapping:
+                    mapping.advise(start, end - start, syscalls.MADV_POPULATE_READ)
+            except KernelError:
+                self._engine.send_through(self._work, start, end)
             self._engine.cool(self._work, start, end)
         self._tally()
 
@@ -220,7 +223,7 @@ class LargeFile:
 
     def _wait_gaps(self) -> None:
         if self._work.truthful and self._scan is not None:
-            self._unheeded += wait_resident(self._engine, self._scan, self._gaps, self._work.found.path)
+            wait_resident(self._engine, self._scan, self._gaps, self._work.found.path)
         self._gaps = []
 
     def _settle(self) -> None:
