@@ -23,6 +23,8 @@ TYPE_CHECKING = False  # importing typing would cost the zygote memory
 if TYPE_CHECKING:
     from nri_warmup.inject.engine import Engine
 
+REST_BYTES = 8 << 20
+"""What may be missing after two passes and is read once more, or a sixteenth of what is wanted."""
 GAP_BYTES = 32 << 20
 """Read by WILLNEED and not waited for yet."""
 
@@ -67,8 +69,12 @@ class LargeFile:
 
     def _read_through(self) -> None:
         """What WILLNEED was asked for twice and did not bring: pages that a reader who died left in the cache unread,
-        and devices that ignore advice. A fault reads the former, a read the latter."""
-        for start, end in missing_in(self._scan, self._work.ranges):
+        and devices that ignore advice. A fault reads the former, a read the latter. Not where much is missing: that has
+        been taken away again, and reading it anew would only take away the rest."""
+        missing = missing_in(self._scan, self._work.ranges)
+        if total(missing) > max(REST_BYTES, self._work.wanted // 16):
+            return
+        for start, end in missing:
             try:
                 with Mapping(self._work.fd, start, end - start) as mapping:
                     mapping.advise(start, end - start, syscalls.MADV_POPULATE_READ)
