@@ -131,11 +131,10 @@ class Pipeline:
         self._metrics.inc("nri_warmup_handler_errors_total", kind=kind.value)
 
     def on_create(self, event: LifecycleEvent) -> Adjustment:
-        self._metrics.inc("nri_warmup_events_total", kind=event.kind.value, decoded="true")
         assert event.container is not None
         started = self._clock()
         entry = self._plan(event.pod, event.container)
-        self._metrics.observe("nri_warmup_create_reply_seconds", self._clock() - started)
+        entry.decided_in_s = self._clock() - started
         return entry.plan.adjustment
 
     def on_event(self, event: LifecycleEvent) -> Awaitable[None] | None:
@@ -214,6 +213,9 @@ class Pipeline:
 
     def _note_plan(self, entry: Entry) -> None:
         slim(entry)
+        if entry.decided_in_s is not None:
+            self._metrics.inc("nri_warmup_events_total", kind=EventKind.CREATE_CONTAINER.value, decoded="true")
+            self._metrics.observe("nri_warmup_create_reply_seconds", entry.decided_in_s)
         plan = entry.plan
         self._metrics.inc("nri_warmup_plans_total", profile=plan.profile or "", gate=plan.gate.value)
         for reason in plan.reasons:

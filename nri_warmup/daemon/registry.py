@@ -50,6 +50,8 @@ class Entry:
     state: OutcomeState | None = None
     late: bool = False
     began_s: float | None = None
+    decided_in_s: float | None = None
+    """How long CreateContainer waited for the decision; None where there was no such event."""
     progress: Progress = field(default_factory=Progress)
     entered: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the worker is inside the container."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -148,10 +149,12 @@ def parse_listed(pod: bytes, container: bytes) -> tuple[Pod, Container]:
     return parse_pod(pod_message), parse_container(container_message, EventKind.SYNCHRONIZE)
 
 
+@lru_cache(maxsize=64)
 def render_create_reply(adjustment: Adjustment, nri_version: Version) -> bytes:
     """The CreateContainerResponse that asks for this, with every key once and what is too new for the runtime reported.
 
-    Empty bytes for an empty adjustment: that claims nothing and cannot conflict with another plugin.
+    Empty bytes for an empty adjustment: that claims nothing and cannot conflict with another plugin. Kept,
+    since without a hook all containers of a profile are answered alike.
     """
     if adjustment.is_empty:
         return b""
