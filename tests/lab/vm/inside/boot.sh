@@ -34,7 +34,10 @@ export NRI_WARMUP_GUEST_TOPOLOGY=$TOPOLOGY NRI_WARMUP_NO_SKIP=${NO_SKIP:-0}
 cd /repo
 PROFILE
 . /etc/profile.d/lab.sh
-[ "$MODE" != shell ] || exit 0
+if [ "$MODE" = shell ]; then
+    systemctl restart serial-getty@ttyS0  # whoever is logged in there has none of the above yet
+    exit 0
+fi
 rc=0
 timeout --signal=INT --kill-after=30 "$TEST_SECONDS" /opt/lab/venv/bin/python -m pytest -p no:cacheprovider --color=no \
     --durations=12 --tb=short --junitxml=/share/out/junit.xml -v $PYTEST_ARGS || rc=$?
