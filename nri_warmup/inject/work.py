@@ -32,9 +32,8 @@ class Geometry:
 
     ``piece`` is the largest folio to expect: MADV_COLD on a part would split it. ``overshoot`` is what a fault reads of
     its own accord on a MADV_HUGEPAGE mapping: two PMDs, or three where the file system has 4 KiB folios only (6.12: 26
-    MiB asked for, 32 MiB read). A step is no shorter than that, so that what one step reads past its end has been looked
-    at before. Where the page cache cannot hold folios of PMD size (512 MiB, with 64 KiB pages), MADV_HUGEPAGE is left
-    out.
+    MiB asked for, 32 MiB read). A step is no shorter than that: what it reads past its end has been looked at before.
+    Where the page cache cannot hold folios of PMD size (512 MiB, with 64 KiB pages), MADV_HUGEPAGE is left out.
     """
 
     __slots__ = ("huge", "overshoot", "piece", "step")

@@ -39,7 +39,8 @@ if [ "$MODE" = shell ]; then
     exit 0
 fi
 rc=0
+eval "set -- $PYTEST_ARGS"
 timeout --signal=INT --kill-after=30 "$TEST_SECONDS" /opt/lab/venv/bin/python -m pytest -p no:cacheprovider --color=no \
-    --durations=12 --tb=short --junitxml=/share/out/junit.xml -v $PYTEST_ARGS || rc=$?
+    --durations=12 --tb=short --junitxml=/share/out/junit.xml -v "$@" || rc=$?
 [ $rc != 124 ] || echo "the tests did not end within $TEST_SECONDS s"
 exit $rc
