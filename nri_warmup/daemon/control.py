@@ -44,6 +44,8 @@ class ControlServer:
             raise OSError(
                 f"{self._path}: another nri-warmup answers there; stop it, or choose another --control-socket"
             )
+        if Path(self._path).exists() and not Path(self._path).is_socket():
+            raise OSError(f"{self._path}: is not a socket; not replaced")
         Path(self._path).unlink(missing_ok=True)
         Path(self._path).parent.mkdir(parents=True, exist_ok=True)
         old = os.umask(0o177)

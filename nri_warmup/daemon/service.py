@@ -124,15 +124,17 @@ class Service:
     async def _open_sockets(self) -> None:
         """A launched plugin whose sockets cannot be had goes on without them: the runtime's node depends on it."""
         for what, start in (
-            ("control socket", self.control.start()),
-            ("log of warm-up programs", self.program_log.start()),
+            ("control socket", self.control.start),
+            ("log of warm-up programs", self.program_log.start),
             (
                 "metrics page",
-                self.exporter.start(unix_path=self.options.metrics_socket or None, tcp=self.options.metrics_tcp),
+                lambda: self.exporter.start(
+                    unix_path=self.options.metrics_socket or None, tcp=self.options.metrics_tcp
+                ),
             ),
         ):
             try:
-                await start
+                await start()
             except OSError as error:
                 if self.options.launched_fd is None and what == "control socket":
                     raise

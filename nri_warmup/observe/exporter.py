@@ -86,7 +86,9 @@ class Exporter:
 
 
 async def _free(path: str) -> None:
-    """Take away a socket that nobody serves; OSError where somebody does."""
+    """Take away a socket that nobody serves; OSError where somebody does, and for what is no socket."""
+    if Path(path).exists() and not Path(path).is_socket():
+        raise OSError(f"{path}: is not a socket; not replaced")
     try:
         _, writer = await asyncio.wait_for(asyncio.open_unix_connection(path), 1.0)
     except (OSError, TimeoutError):

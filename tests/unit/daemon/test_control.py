@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from nri_warmup.daemon.control import ControlServer, Message, request
+from nri_warmup.observe.exporter import Exporter
 
 
 async def _echo(message: Message) -> AsyncIterator[Message]:
@@ -132,3 +133,13 @@ def test_only_root_is_answered(tmp_path: Path) -> None:
     assert threading.active_count() >= 1
     answer = asyncio.run(_serving(path, use))
     assert answer == b"[]" or answer.startswith(b"refused"), answer
+
+
+def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("x")
+    with pytest.raises(OSError, match="not a socket"):
+        asyncio.run(ControlServer(str(path), {}).start())
+    with pytest.raises(OSError, match="not a socket"):
+        asyncio.run(Exporter({}).start(unix_path=str(path)))
+    assert path.read_text() == "x"
