@@ -228,10 +228,7 @@ def run(args: argparse.Namespace) -> int:
     if os.geteuid() != 0:
         print("nri-warmup demo: needs root, for cgroups and namespaces of its own", file=sys.stderr)
         return cli.UNSUPPORTED
-    try:
-        n_bytes = parse_size(args.size)
-    except ValueError as error:
-        raise ConfigError(f"--size: {error}") from None
+    n_bytes = cli.value("--size", args.size, parse_size)
     if args.rounds < 1 or n_bytes < 1 << 20:
         raise ConfigError("--rounds must be at least 1 and --size at least 1Mi")
     directory = Path(tempfile.mkdtemp(prefix="nri-warmup-demo-", dir=args.dir or "/var/tmp"))

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
         print(render_plan_text(plan))
         return cli.OK
-    limit = _parse("--memory-limit", args.memory_limit, parse_size) if args.memory_limit else None
+    limit = cli.value("--memory-limit", args.memory_limit, parse_size) if args.memory_limit else None
 
     def on_outcome(outcome: Outcome) -> None:
         _report(args.report, render_outcome(outcome))
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         LocalRun(
             command=command,
             plan=plan,
-            memory_limit_bytes=None if limit is None else int(limit),
+            memory_limit_bytes=limit,
             on_outcome=on_outcome,
         )
     )
@@ -88,17 +88,9 @@ def _asked(args: argparse.Namespace) -> dict[str, str]:
     if args.gate:
         asked["gate"] = args.gate
     if args.deadline:
-        _parse("--deadline", args.deadline, parse_duration)
+        cli.value("--deadline", args.deadline, parse_duration)
         asked["deadline"] = args.deadline
     return asked
-
-
-def _parse(option: str, text: str, parse: object) -> float:
-    assert callable(parse)
-    try:
-        return float(parse(text))
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from None
 
 
 def _pairs(texts: list[str]) -> dict[str, str]:

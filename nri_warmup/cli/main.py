@@ -9,7 +9,8 @@ import argparse
 import importlib
 import os
 import sys
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import Protocol, TypeVar, cast
 
 import nri_warmup
 from nri_warmup.errors import ConfigError, DeadlineExceeded, KernelError, WarmupError
@@ -25,6 +26,17 @@ VERBS: dict[str, str] = {
     "demo": "measure a model server's first request, cold and warmed, on this machine",
     "completion": "print a completion script for bash, zsh or fish",
 }
+
+
+T = TypeVar("T")
+
+
+def value(option: str, text: str, parse: Callable[[str], T]) -> T:
+    """An option's text by one of ``units``' readers; ConfigError names the option."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 class Verb(Protocol):

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 
+from nri_warmup.cli import main as cli
 from nri_warmup.errors import ConfigError
 from nri_warmup.units import parse_duration, parse_size, render_duration, render_size
 
@@ -24,14 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object at the end")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--dry-run", action="store_true", help="only say what is resident already")
-
-
-def _value(option: str, text: str, parse: object) -> float:
-    assert callable(parse)
-    try:
-        return float(parse(text))
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
             patterns=patterns,
             pid=args.pid,
             cgroup_dir=args.cgroup,
-            max_bytes=int(_value("--max-bytes", args.max_bytes, parse_size)) if args.max_bytes else None,
-            deadline_s=_value("--deadline", args.deadline, parse_duration),
+            max_bytes=cli.value("--max-bytes", args.max_bytes, parse_size) if args.max_bytes else None,
+            deadline_s=cli.value("--deadline", args.deadline, parse_duration),
             residency=Residency(args.residency),
             measure_only=args.dry_run,
             on_progress=on_progress,

@@ -273,8 +273,8 @@ def split(vector: bytes, start: int, end: int, size: int, piece: int) -> tuple[l
     return bodies, gaps, absent
 
 
-def wait_resident(engine: Engine, mapping: Mapping, ranges: list[Range], path: str) -> list[Range]:
-    """Until WILLNEED has brought the ranges in, or nothing has come for as long as the engine bears: what has not."""
+def wait_resident(engine: Engine, mapping: Mapping, ranges: list[Range], path: str) -> None:
+    """Until WILLNEED has brought the ranges in, or nothing has come for as long as the engine bears."""
     pause, missing, since = 0.001, -1, time.monotonic()
     while ranges:
         ranges = missing_in(mapping, ranges)
@@ -287,7 +287,6 @@ def wait_resident(engine: Engine, mapping: Mapping, ranges: list[Range], path: s
             engine.progress(path)
             time.sleep(pause)
             pause = min(0.02, pause * 2)
-    return ranges
 
 
 class Steps:
